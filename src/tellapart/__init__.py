@@ -1,0 +1,48 @@
+"""tellapart: captions that tell your images apart.
+
+The public names below are imported on first use, so that `import tellapart` and `tellapart --help` are instant.
+
+Example:
+    >>> import tellapart
+    >>> run = tellapart.train("recipes/scenes/adaptive-cl.yaml")         # doctest: +SKIP
+    >>> tellapart.caption(["photo.jpg"], model=run.folder)               # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "Caption": "tellapart.decoding.search",
+    "Captioner": "tellapart.captioners.base",
+    "Comparison": "tellapart.evaluation.compare",
+    "Objective": "tellapart.objectives.base",
+    "Recipe": "tellapart.recipe",
+    "Run": "tellapart.engine.run",
+    "TellapartError": "tellapart.errors",
+    "Vocabulary": "tellapart.text",
+    "caption": "tellapart.captioning",
+    "compare": "tellapart.evaluation.compare",
+    "contrastive_loss": "tellapart.objectives.contrastive",
+    "evaluate_run": "tellapart.evaluation.evaluate",
+    "load_captioner": "tellapart.engine.checkpoint",
+    "open_run": "tellapart.engine.run",
+    "prepare": "tellapart.data.prepare",
+    "train": "tellapart.engine.run",
+    "write_report": "tellapart.report",
+}
+
+__all__ = ["__version__", *sorted(_PUBLIC)]  # noqa: PLE0604
+
+
+def __getattr__(name: str) -> Any:
+    if name in _PUBLIC:
+        return getattr(import_module(_PUBLIC[name]), name)
+    raise AttributeError(f"module 'tellapart' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,206 @@
+"""AdaptiveAttention: a captioner that decides, for each word, whether to look at the image."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import nn
+from torch.nn import functional
+
+from tellapart.captioners.base import Captioner, Traces, group_by_image
+from tellapart.encoders.images import EncoderIdentity
+from tellapart.text import PAD, START, Vocabulary
+
+
+class AdaptiveAttentionSettings(BaseModel):
+    """Sizes and regularisation of `AdaptiveAttention`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    hidden: int = Field(512, ge=1, description="width of the LSTM, the regions and the sentinel")
+    embedding: int = Field(256, ge=1, description="width of the word embedding and of v_g")
+    attention: int = Field(64, ge=1, description="width of the additive attention (the paper: 49)")
+    dropout: float = Field(0.3, ge=0, lt=1, description="on regions, word embeddings and before the output")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What all captions of an image share: regions, their attention keys, the image's part of the LSTM input."""
+
+    regions: torch.Tensor  # [images, regions, hidden]
+    keys: torch.Tensor  # [images, regions, attention]
+    gates: torch.Tensor  # [images, 5 * hidden]
+
+
+@dataclass(frozen=True)
+class State:
+    memory: Memory
+    image_of_row: torch.Tensor
+    hidden: torch.Tensor
+    cell: torch.Tensor
+
+
+class AdaptiveAttention(Captioner):
+    """Adaptive attention with a visual sentinel (Lu et al. 2017, "Knowing when to look").
+
+    For each word w with image regions a_1 … a_k (layer-normalised) and their mean v̄::
+
+        x = relu(E w)            v_g = relu(W v̄)            V_i = relu(W_a a_i)
+        h, c = LSTM([x; v_g], h₋₁, c₋₁)
+        s = σ(W_x x + W_v v_g + W_h h₋₁) ⊙ tanh c                      the sentinel: what the model knows already
+        z_i = wᵀ tanh(W_V V_i + W_g h),   z_s = wᵀ tanh(W_s s + W_g h)
+        α̂ = softmax([z; z_s]),   β = α̂_s
+        p = softmax(W_p (Σ_i α̂_i V_i + β s + h))
+
+    The LSTM's input does not depend on the attention. So the recurrence runs first over the whole caption, on real
+    tokens only; attention and logits of all steps then come from one batched pass, grouped by image.
+
+    Args:
+        settings: see `AdaptiveAttentionSettings`.
+        vocabulary: the words it can say.
+        encoder: identity of the features it reads.
+
+    Example:
+        >>> captioner = AdaptiveAttention(AdaptiveAttentionSettings(), vocabulary, encoder)   # doctest: +SKIP
+        >>> memory = captioner.encode(features)                                               # doctest: +SKIP
+        >>> captioner.log_prob(memory, captioner.tokenize(["a red house"]), torch.tensor([0]))  # doctest: +SKIP
+    """
+
+    name = "adaptive-attention"
+    Settings = AdaptiveAttentionSettings
+    settings: AdaptiveAttentionSettings
+
+    def __init__(
+        self, settings: AdaptiveAttentionSettings, vocabulary: Vocabulary, encoder: EncoderIdentity
+    ) -> None:
+        super().__init__(settings, vocabulary, encoder)
+        width, embedding, attention = settings.hidden, settings.embedding, settings.attention
+        self.normalise = nn.LayerNorm(encoder.width)
+        self.region = nn.Linear(encoder.width, width)
+        self.whole = nn.Linear(encoder.width, embedding)
+        self.word = nn.Embedding(len(vocabulary), embedding)
+        # Inputs of five gates (input, forget, output, sentinel, candidate), in one product for each source.
+        self.gates_from_word = nn.Linear(embedding, 5 * width)
+        self.gates_from_whole = nn.Linear(embedding, 5 * width, bias=False)
+        self.gates_from_hidden = nn.Linear(width, 5 * width, bias=False)
+        self.key_of_region = nn.Linear(width, attention)
+        self.key_of_sentinel = nn.Linear(width, attention)
+        self.query = nn.Linear(width, attention, bias=False)
+        self.score = nn.Linear(attention, 1, bias=False)
+        self.dropout = nn.Dropout(settings.dropout)
+        self.predict = nn.Linear(width, len(vocabulary))
+        impossible = torch.zeros(len(vocabulary))
+        impossible[[PAD, START]] = -torch.inf
+        self.register_buffer("impossible", impossible, persistent=False)
+        self.impossible: torch.Tensor
+        self._initialise()
+
+    def _initialise(self) -> None:
+        width = self.settings.hidden
+        nn.init.normal_(self.word.weight, std=0.5)
+        with torch.no_grad():
+            for gate in range(5):  # an orthogonal recurrence per gate, and a forget gate that starts open
+                nn.init.orthogonal_(self.gates_from_hidden.weight[gate * width : (gate + 1) * width])
+            self.gates_from_word.bias.zero_()
+            self.gates_from_word.bias[width : 2 * width] = 1.0
+
+    # --- the equations ----------------------------------------------------------------------------------------
+
+    def encode(self, features: torch.Tensor) -> Memory:
+        features = self.normalise(features)
+        regions = self.dropout(functional.relu(self.region(features)))
+        whole = self.dropout(functional.relu(self.whole(features.mean(dim=1))))
+        return Memory(regions, self.key_of_region(regions), self.gates_from_whole(whole))
+
+    def _cell(self, gates: torch.Tensor, cell: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """New hidden state, cell and sentinel from the summed inputs of the five gates."""
+        width = self.settings.hidden
+        take, keep, show, sentinel = gates[:, : 4 * width].sigmoid().chunk(4, dim=1)
+        cell = keep * cell + take * gates[:, 4 * width :].tanh()
+        seen = cell.tanh()
+        return show * seen, cell, sentinel * seen
+
+    def _attend(
+        self, memory: Memory, image_of_item: torch.Tensor, hidden: torch.Tensor, sentinel: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Context and weights over [regions; sentinel] for items `[M, hidden]` of any images.
+
+        Returns the context plus the hidden state `[M, hidden]` and the weights `[M, regions + 1]`.
+        """
+        images, regions, width = memory.regions.shape
+        place, group = group_by_image(image_of_item, images)
+
+        def spread(items: torch.Tensor) -> torch.Tensor:
+            grouped = items.new_zeros(images * group, items.shape[1])
+            return grouped.index_copy(0, place, items).view(images, group, -1)
+
+        query = self.query(hidden)
+        of_regions = self.score(torch.tanh(memory.keys[:, None] + spread(query)[:, :, None])).squeeze(-1)
+        of_regions = of_regions.view(images * group, regions)[place]
+        of_sentinel = self.score(torch.tanh(self.key_of_sentinel(sentinel) + query))
+        weights = torch.cat([of_regions, of_sentinel], dim=1).softmax(dim=1)
+        seen = torch.bmm(spread(weights[:, :regions]), memory.regions).view(images * group, width)[place]
+        return seen + weights[:, regions:] * sentinel + hidden, weights
+
+    def _run(
+        self, memory: Memory, tokens: torch.Tensor, image_of_row: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Teacher forcing over real tokens only: states and attention weights, row by row."""
+        rows, longest = tokens.shape
+        lengths = (tokens != PAD).sum(dim=1)
+        # Longest first, so that the rows still running are always the first ones.
+        order = torch.argsort(lengths, descending=True, stable=True)
+        running = torch.arange(longest, device=tokens.device)[:, None] < lengths[order][None, :]  # [time, rows]
+        before = functional.pad(tokens[:, :-1], (1, 0), value=START)[order].t()[running]
+        image_of_token = image_of_row[order].expand(longest, rows)[running]
+
+        words = self.dropout(functional.relu(self.word(before)))
+        inputs = self.gates_from_word(words) + memory.gates[image_of_token]
+        hidden = cell = inputs.new_zeros(rows, self.settings.hidden)
+        hiddens, sentinels = [], []
+        for now in inputs.split(running.sum(dim=1).tolist()):
+            gates = now + self.gates_from_hidden(hidden[: len(now)])
+            hidden, cell, sentinel = self._cell(gates, cell[: len(now)])
+            hiddens.append(hidden)
+            sentinels.append(sentinel)
+        states, weights = self._attend(memory, image_of_token, torch.cat(hiddens), torch.cat(sentinels))
+
+        # From time order back to row order.
+        position = torch.zeros(longest, rows, dtype=torch.long, device=tokens.device)
+        position[running] = torch.arange(len(before), device=tokens.device)
+        row_order = torch.empty_like(position).index_copy_(1, order, position).t()[tokens != PAD]
+        return states[row_order], weights[row_order]
+
+    # --- the contract -----------------------------------------------------------------------------------------
+
+    def hidden(self, memory: Memory, tokens: torch.Tensor, image_of_row: torch.Tensor) -> torch.Tensor:
+        return self._run(memory, tokens, image_of_row)[0]
+
+    def output(self, hidden: torch.Tensor) -> torch.Tensor:
+        # `<pad>` and `<start>` are ruled out in the bias, which costs no pass over the logits.
+        return functional.linear(self.dropout(hidden), self.predict.weight, self.predict.bias + self.impossible)
+
+    def start(self, memory: Memory, image_of_row: torch.Tensor) -> State:
+        zero = memory.regions.new_zeros(len(image_of_row), self.settings.hidden)
+        return State(memory, image_of_row, zero, zero)
+
+    def step(self, state: State, token: torch.Tensor) -> tuple[torch.Tensor, State]:
+        words = self.dropout(functional.relu(self.word(token)))
+        gates = self.gates_from_word(words) + state.memory.gates[state.image_of_row]
+        hidden, cell, sentinel = self._cell(gates + self.gates_from_hidden(state.hidden), state.cell)
+        context, _ = self._attend(state.memory, state.image_of_row, hidden, sentinel)
+        log_probs = self.output(context).float().log_softmax(dim=1)
+        return log_probs, replace(state, hidden=hidden, cell=cell)
+
+    def select(self, state: State, rows: torch.Tensor) -> State:
+        return State(state.memory, state.image_of_row[rows], state.hidden[rows], state.cell[rows])
+
+    def traces(self, memory: Memory, tokens: torch.Tensor, image_of_row: torch.Tensor) -> Traces:
+        states, weights = self._run(memory, tokens, image_of_row)
+        real = tokens != PAD
+        hidden = states.new_zeros(*tokens.shape, states.shape[1])
+        attention = weights.new_zeros(*tokens.shape, weights.shape[1])
+        hidden[real], attention[real] = states, weights
+        return Traces(hidden, attention[..., :-1], attention[..., -1])

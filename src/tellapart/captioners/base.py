@@ -1,0 +1,139 @@
+"""The captioner contract: a module that gives p(caption | image). Everything else is built on it.
+
+- Captions are strings; a captioner owns its tokens. Token rows hold the words, then the end token, then padding;
+  the start token is implicit.
+- An image is encoded once (`encode`), however many captions are scored against it: rows point to it by `image_of_row`.
+- Teacher forcing (`forward`, `log_prob`) and stepping (`start`, `step`, `select`) give the same probabilities.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from pydantic import BaseModel
+from torch import nn
+from torch.nn import functional
+
+from tellapart.encoders.images import EncoderIdentity
+from tellapart.text import PAD, Vocabulary
+
+
+@dataclass
+class Traces:
+    """What a captioner looked at and thought, for each token (zero at padding).
+
+    Attributes:
+        hidden: `[rows, tokens, width]`, the states the words were chosen from.
+        attention: `[rows, tokens, regions]`, weights over the image's regions.
+        sentinel: `[rows, tokens]`, β: the weight on language instead of the image; `None` for models without one.
+    """
+
+    hidden: torch.Tensor
+    attention: torch.Tensor
+    sentinel: torch.Tensor | None
+
+
+class Captioner(nn.Module, ABC):
+    """Base of all captioners.
+
+    Args:
+        settings: the architecture's own settings (an instance of `Settings`).
+        vocabulary: the words it can say.
+        encoder: the identity of the features it reads.
+    """
+
+    name: ClassVar[str]
+    Settings: ClassVar[type[BaseModel]]
+
+    def __init__(self, settings: BaseModel, vocabulary: Vocabulary, encoder: EncoderIdentity) -> None:
+        super().__init__()
+        self.settings = settings
+        self.vocabulary = vocabulary
+        self.encoder = encoder
+
+    # --- what an architecture gives ---------------------------------------------------------------------------
+
+    @abstractmethod
+    def encode(self, features: torch.Tensor) -> Any:
+        """Region features `[images, regions, width]` -> the memory all captions of these images share."""
+
+    @abstractmethod
+    def hidden(self, memory: Any, tokens: torch.Tensor, image_of_row: torch.Tensor) -> torch.Tensor:
+        """Teacher-forced states `[real tokens, width]`, row by row, padding left out; input of `output`."""
+
+    @abstractmethod
+    def output(self, hidden: torch.Tensor) -> torch.Tensor:
+        """States -> logits over the vocabulary; `<pad>` and `<start>` are impossible (-inf)."""
+
+    @abstractmethod
+    def start(self, memory: Any, image_of_row: torch.Tensor) -> Any:
+        """The state before the first word. The first `step` is given the start token."""
+
+    @abstractmethod
+    def step(self, state: Any, token: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        """Say `token` in every row: log probabilities of the next one `[rows, vocabulary]`, and the new state."""
+
+    @abstractmethod
+    def select(self, state: Any, rows: torch.Tensor) -> Any:
+        """The state with these rows, in this order; the memory is shared, not copied."""
+
+    @abstractmethod
+    def traces(self, memory: Any, tokens: torch.Tensor, image_of_row: torch.Tensor) -> Traces:
+        """Hidden states and attention maps of teacher-forced captions."""
+
+    # --- what all share ---------------------------------------------------------------------------------------
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.parameters()).device
+
+    def tokenize(self, captions: Sequence[str]) -> torch.Tensor:
+        """Token rows `[captions, longest]`: words, end token, padding."""
+        rows = [torch.tensor(self.vocabulary.encode(caption)) for caption in captions]
+        return nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD).to(self.device)
+
+    def detokenize(self, tokens: torch.Tensor) -> list[str]:
+        return [self.vocabulary.decode(row) for row in tokens.tolist()]
+
+    def forward(self, memory: Any, tokens: torch.Tensor, image_of_row: torch.Tensor) -> torch.Tensor:
+        """Teacher-forced logits `[rows, tokens, vocabulary]`; zero at padding."""
+        logits = self.output(self.hidden(memory, tokens, image_of_row))
+        full = logits.new_zeros(*tokens.shape, logits.shape[-1])
+        full[tokens != PAD] = logits
+        return full
+
+    def log_prob(
+        self, memory: Any, tokens: torch.Tensor, image_of_row: torch.Tensor, per_token: bool = False
+    ) -> torch.Tensor:
+        """ln p(caption | image): the sum over the caption's tokens and its end token, in float32.
+
+        Args:
+            memory: from `encode`.
+            tokens: from `tokenize`, `[rows, tokens]`.
+            image_of_row: the image each row is scored against, `[rows]`.
+            per_token: give `[rows, tokens]` (zero at padding) instead of the sum `[rows]`.
+        """
+        real = tokens != PAD
+        logits = self.output(self.hidden(memory, tokens, image_of_row))
+        said = -functional.cross_entropy(logits.float(), tokens[real], reduction="none")
+        scores = said.new_zeros(tokens.shape)
+        scores[real] = said
+        return scores if per_token else scores.sum(dim=1)
+
+
+def group_by_image(image_of_item: torch.Tensor, images: int) -> tuple[torch.Tensor, int]:
+    """Lay items out as `[images, widest group]`: the flat position of each item, and the widest group.
+
+    Attention over an image's regions is then one batched product per image, and regions are never copied per item.
+    """
+    order = torch.argsort(image_of_item, stable=True)
+    counts = torch.bincount(image_of_item, minlength=images)
+    starts = counts.cumsum(0) - counts
+    place = torch.empty_like(order)
+    place[order] = torch.arange(len(order), device=order.device) - starts[image_of_item[order]]
+    width = int(counts.max()) if len(order) else 0
+    return image_of_item * width + place, width

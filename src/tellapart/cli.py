@@ -1,0 +1,225 @@
+"""The command line: parse, call, print. Heavy imports happen inside the verbs, so that `--help` is instant."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tellapart.errors import RecipeError, TellapartError
+
+app = typer.Typer(
+    help="Captions that tell your images apart.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+RunsOption = Annotated[Path, typer.Option(help="Where run folders go, as NAME-KEY.")]
+LimitOption = Annotated[
+    int | None, typer.Option(min=2, help="Use only the first so many images for self-retrieval (quadratic work).")
+]
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Folder for data, runs and the report.")] = Path("demo"),
+    budget: Annotated[str, typer.Option(help="laptop (minutes) or smoke (seconds, for tests).")] = "laptop",
+) -> None:
+    """Render scenes, train by likelihood, then by contrast, and write a report that compares the captions."""
+    from tellapart.demo import run_demo
+
+    report = run_demo(out, budget)
+    print(f"\nOpen {report} in a browser to see the captions.")
+
+
+@app.command()
+def prepare(
+    data: Annotated[str, typer.Argument(help="'scenes', a Karpathy .json file, or a folder of pictures.")],
+    encoder: Annotated[str, typer.Option(help="Image encoder.")] = "efficientnet-lite0",
+    prepared: Annotated[Path, typer.Option(help="Folder for rendered scenes and feature stores.")] = Path("prepared"),
+) -> None:
+    """Read a data set and encode its images; interrupt it whenever you like, the same command continues."""
+    from tellapart.data.prepare import prepare as prepare_data
+    from tellapart.engine.run import show_progress
+    from tellapart.recipe import DataSettings
+
+    settings = DataSettings(source=data, encoder=encoder, prepared=str(prepared))
+    result = prepare_data(settings, show_progress())
+    counts = {split: 0 for split in ("train", "val", "test")}
+    for record in result.dataset:
+        counts[record.split] += 1
+    listed = ", ".join(f"{count} {split}" for split, count in counts.items() if count)
+    print(f"{result.dataset.name}: {len(result.dataset)} images ({listed}); features in {result.folder}")
+
+
+@app.command()
+def train(
+    recipe: Annotated[Path, typer.Argument(help="A recipe file; 'tellapart recipes' lists them.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="Dotted keys, e.g. training.steps=100.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run folder; by default NAME-KEY in --runs.")] = None,
+    runs: RunsOption = Path("runs"),
+) -> None:
+    """Train a recipe and whatever it starts from. Ctrl-C saves; the same command continues, exactly."""
+    from tellapart.engine.run import train as train_recipe
+
+    run = train_recipe(find_recipe(recipe), *(overrides or []), runs=runs, out=out)
+    print(run.folder)
+
+
+@app.command()
+def caption(
+    images: Annotated[list[Path], typer.Argument(help="Pictures, or folders of pictures.")],
+    model: Annotated[Path, typer.Option(help="A run folder or a model folder.")],
+    out: Annotated[Path | None, typer.Option(help="Write captions.jsonl here instead of printing.")] = None,
+    beam: Annotated[int, typer.Option(min=1, help="Beam width.")] = 3,
+) -> None:
+    """Caption pictures; one JSON row each: id, caption, log_prob, ended."""
+    from tellapart.captioning import caption as caption_images
+    from tellapart.engine.progress import ProgressLine
+    from tellapart.errors import DataError
+    from tellapart.files import write_jsonl
+    from tellapart.recipe import DecodingSettings
+
+    skipped: list[DataError] = []
+    line = ProgressLine("captioning", " images")
+    rows = caption_images(images, model, DecodingSettings(beam=beam), skipped.append, line.update)
+    if out is not None:
+        write_jsonl(out, rows)
+    else:
+        for row in rows:
+            print(json.dumps(row, ensure_ascii=False))
+    for error in skipped:
+        print(f"skipped: {error}", file=sys.stderr)
+    if not rows:
+        raise DataError("no picture could be captioned")
+
+
+@app.command()
+def evaluate(
+    what: Annotated[Path, typer.Argument(help="A run folder, or a file of captions (JSON, JSONL, COCO results).")],
+    data: Annotated[str | None, typer.Option(help="For a file of captions: the data set that holds the references.")] = None,
+    split: Annotated[str, typer.Option(help="The images to measure on.")] = "test",
+    retrieval_images: LimitOption = None,
+) -> None:
+    """Measure a run (captions, BLEU, CIDEr-D, diversity, self-retrieval) or anyone's captions against references."""
+    from tellapart.evaluation import evaluate as evaluation
+
+    if what.is_dir():
+        from tellapart.engine.run import open_run
+
+        figures = evaluation.evaluate_run(open_run(what), split, retrieval_images).corpus
+    else:
+        figures = evaluation.evaluate_captions(what, data, split).corpus
+    _print_figures(figures)
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[str], typer.Argument(help="LABEL=RUN, at least two; the first judges, the last is compared.")],
+    control: Annotated[str, typer.Option(help="Label of the run that the last one is compared with.")],
+    out: Annotated[Path, typer.Option(help="Folder for report.html and comparison.json.")] = Path("comparison"),
+    split: Annotated[str, typer.Option(help="The images to measure on.")] = "test",
+    retrieval_images: LimitOption = None,
+) -> None:
+    """Put runs side by side: a table, paired significance against a control, and a report with pictures."""
+    from tellapart.engine.run import open_run
+    from tellapart.evaluation.compare import compare as compare_runs
+    from tellapart.report import comparison_table, write_report
+
+    opened = {}
+    for named in runs:
+        label, equals, folder = named.partition("=")
+        if not equals:
+            raise TellapartError(f"'{named}': name each run as LABEL=FOLDER, e.g. MLE=runs/scenes-mle-1a2b3c4d")
+        opened[label] = open_run(Path(folder))
+    comparison = compare_runs(opened, control, split, retrieval_images)
+    print(comparison_table(comparison))
+    print(f"\n{write_report(comparison, out)}")
+
+
+recipes_app = typer.Typer(help="List, show and check recipes.", invoke_without_command=True)
+app.add_typer(recipes_app, name="recipes")
+
+
+@recipes_app.callback()
+def recipes(context: typer.Context) -> None:
+    """List the shipped recipes."""
+    if context.invoked_subcommand is not None:
+        return
+    from tellapart.recipe import read_yaml
+
+    folder = recipes_folder()
+    for path in sorted(folder.rglob("*.yaml")):
+        print(f"{path.relative_to(folder)!s:40} {read_yaml(path).get('description', '')}")
+    print("\n'tellapart recipes show NAME' prints one with every default; 'tellapart train NAME' trains it.")
+
+
+@recipes_app.command()
+def show(
+    recipe: Annotated[Path, typer.Argument(help="A recipe's file or its name in the list.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="Dotted keys, e.g. training.steps=100.")] = None,
+) -> None:
+    """Print a recipe as it would be run, every default written out."""
+    from tellapart.recipe import Recipe
+
+    print(Recipe.load(find_recipe(recipe), overrides or []).to_yaml(), end="")
+
+
+@recipes_app.command()
+def check(
+    recipes: Annotated[list[Path] | None, typer.Argument(help="Recipe files; all shipped ones by default.")] = None,
+) -> None:
+    """Check recipes without running them; every mistake is listed."""
+    from tellapart.recipe import Recipe
+
+    wrong = []
+    paths = [find_recipe(path) for path in recipes] if recipes else sorted(recipes_folder().rglob("*.yaml"))
+    for path in paths:
+        try:
+            Recipe.load(path)
+        except RecipeError as error:
+            wrong.append(str(error))
+    if wrong:
+        raise RecipeError("\n".join(wrong))
+    print(f"{len(paths)} recipes are right.")
+
+
+def recipes_folder() -> Path:
+    """The shipped recipes: inside an installed package, or at the root of a checkout."""
+    package = Path(__file__).parent
+    inside = package / "recipes"
+    return inside if inside.is_dir() else package.parents[1] / "recipes"
+
+
+def find_recipe(named: Path) -> Path:
+    """A recipe file, or a shipped one by its name in the list."""
+    shipped = recipes_folder() / named
+    if not named.exists() and shipped.is_file():
+        return shipped
+    return named
+
+
+def _print_figures(figures: dict[str, Any]) -> None:
+    width = max(map(len, figures))
+    for name, value in figures.items():
+        print(f"{name:{width}}  {value:.4f}" if isinstance(value, float) else f"{name:{width}}  {value}")
+
+
+def main() -> None:
+    """Run the command line; a user's mistake is one message and status 2, never a traceback."""
+    try:
+        app()
+    except TellapartError as error:
+        print(f"tellapart: {error}", file=sys.stderr)
+        sys.exit(2)
+    except KeyboardInterrupt:
+        print("tellapart: stopped; what was finished is kept, the same command continues", file=sys.stderr)
+        sys.exit(130)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+"""The one schema every reader produces: an image, its captions, its split."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+from tellapart.errors import DataError
+from tellapart.files import digest_of
+
+SPLITS = ("train", "val", "test")
+
+
+@dataclass(frozen=True)
+class Record:
+    """One image with its captions.
+
+    `image` is relative to the data set's `root`; `family` names a group of near-duplicates where a set has them.
+    """
+
+    id: str
+    image: str
+    split: str
+    captions: tuple[str, ...]
+    family: str | None = None
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """Records in a fixed order, and the folder their images are in.
+
+    Example:
+        >>> data = Dataset("two", Path("."), (Record("1", "1.jpg", "train", ("a cat",)),))
+        >>> [record.id for record in data.split("train")]
+        ['1']
+    """
+
+    name: str
+    root: Path
+    records: tuple[Record, ...]
+    _rows: dict[str, int] = field(init=False, repr=False, compare=False, default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for row, record in enumerate(self.records):
+            if record.id in self._rows:
+                raise DataError(f"{self.name}: the id '{record.id}' stands for two images; ids must be unique")
+            self._rows[record.id] = row
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __iter__(self) -> Iterator[Record]:
+        return iter(self.records)
+
+    def row(self, id: str) -> int:
+        """Position of an image among all records, which is its row in the feature store."""
+        return self._rows[id]
+
+    def split(self, name: str) -> list[Record]:
+        found = [record for record in self.records if record.split == name]
+        if not found:
+            has = sorted({record.split for record in self.records})
+            raise DataError(f"{self.name}: no image is in the split '{name}'; the splits there are: {', '.join(has)}")
+        return found
+
+    def path(self, record: Record) -> Path:
+        return self.root / record.image
+
+    @cached_property
+    def digest(self) -> str:
+        """Names this content: ids, image names, splits, captions, in order."""
+        return digest_of([[r.id, r.image, r.split, list(r.captions), r.family] for r in self.records])

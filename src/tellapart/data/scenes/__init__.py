@@ -1,0 +1,164 @@
+"""The embedded data set: drawn scenes with five captions each, many of them near-duplicates of others.
+
+About half of the scenes stand alone; the others come in families of two to four that differ from the first
+of them in exactly one attribute.  Everything follows from (`VERSION`, seed, split, number).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tellapart.data.scenes.chance import likely, pick, seeded
+from tellapart.data.scenes.drawing import render
+from tellapart.data.scenes.grammar import write_captions
+from tellapart.data.scenes.world import Group, Scene, content, sample_scene, sample_variant
+
+__all__ = [
+    "VERSION",
+    "Group",
+    "Scene",
+    "SceneRecord",
+    "make_scenes",
+    "render",
+    "scenes_digest",
+    "write_scenes",
+]
+
+VERSION = 1
+# A family has three scenes on average, so one family to three singles makes half of the scenes related.
+FAMILY_SHARE = 0.25
+FAMILY_SIZES = (2, 3, 4)
+
+
+@dataclass(frozen=True)
+class SceneRecord:
+    id: str
+    split: str
+    family: str
+    varies: str | None
+    """What differs from the first scene of the family; None for that first one and for single scenes."""
+    scene: Scene
+    captions: tuple[str, ...]
+
+
+def make_scenes(train: int, val: int, test: int, seed: int = 0) -> list[SceneRecord]:
+    """Exactly so many scenes per split; no family and no content is in two splits."""
+    seen: set[object] = set()
+    # The test scenes are made first: they stay the same however many scenes are there to train on.
+    splits = {
+        split: make_split(split, many, seed, seen)
+        for split, many in (("test", test), ("val", val), ("train", train))
+    }
+    return [*splits["train"], *splits["val"], *splits["test"]]
+
+
+def make_split(split: str, many: int, seed: int, seen: set[object]) -> list[SceneRecord]:
+    """`seen` holds the contents of all scenes made so far, and is added to."""
+    records: list[SceneRecord] = []
+    number = 0
+    while len(records) < many:
+        family = f"{split}-family-{number:05d}"
+        for varies, scene in make_family(f"{VERSION}/{seed}/{family}", seen)[: many - len(records)]:
+            id = f"{split}-{len(records):05d}"
+            captions = write_captions(seeded(VERSION, seed, id, "captions"), scene)
+            records.append(SceneRecord(id, split, family, varies, scene, captions))
+        number += 1
+    return records
+
+
+def make_family(name: str, seen: set[object]) -> list[tuple[str | None, Scene]]:
+    rng = seeded(name)
+    base = sample_scene(rng)
+    while content(base) in seen:
+        base = sample_scene(rng)
+    seen.add(content(base))
+    family: list[tuple[str | None, Scene]] = [(None, base)]
+    size = pick(rng, FAMILY_SIZES) if likely(rng, FAMILY_SHARE) else 1
+    while len(family) < size:
+        found = sample_variant(rng, base, lambda scene: content(scene) not in seen)
+        if found is None:
+            break
+        seen.add(content(found[1]))
+        family.append(found)
+    return family
+
+
+def scenes_digest(records: Sequence[SceneRecord]) -> str:
+    """Identifies the data set: the same digest means the same scenes, captions, families and splits."""
+    data = {"version": VERSION, "records": [asdict(record) for record in records]}
+    text = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode("ascii")).hexdigest()
+
+
+def write_scenes(
+    folder: Path,
+    train: int,
+    val: int,
+    test: int,
+    seed: int = 0,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Path:
+    """Writes the scenes as a data set in the Karpathy layout and returns the path of its `dataset.json`.
+
+    It can be interrupted and called again: finished images are kept, and `dataset.json` comes last.
+    """
+    records = make_scenes(train, val, test, seed)
+    digest = scenes_digest(records)
+    target = folder / "dataset.json"
+    if target.exists() and json.loads(target.read_text(encoding="utf-8")).get("digest") == digest:
+        return target
+    # Images that an interrupted call left are ours only if they were made for this digest.
+    mark = folder / "images" / ".digest"
+    mark.parent.mkdir(parents=True, exist_ok=True)
+    if not (mark.exists() and mark.read_text(encoding="ascii") == digest):
+        target.unlink(missing_ok=True)
+        for record in records:
+            (mark.parent / f"{record.id}.png").unlink(missing_ok=True)
+        mark.write_text(digest, encoding="ascii")
+    for done, record in enumerate(records, start=1):
+        write_image(mark.parent / f"{record.id}.png", record.scene)
+        if on_progress is not None:
+            on_progress(done, len(records))
+    data = {"dataset": f"scenes-v{VERSION}", "digest": digest, "images": karpathy_images(records)}
+    temporary = target.with_suffix(".json.part")
+    temporary.write_text(json.dumps(data), encoding="utf-8")
+    os.replace(temporary, target)
+    return target
+
+
+def write_image(path: Path, scene: Scene) -> None:
+    if path.exists():
+        return
+    temporary = path.with_suffix(".png.part")
+    render(scene).save(temporary, format="PNG", compress_level=1)
+    os.replace(temporary, path)
+
+
+def karpathy_images(records: Sequence[SceneRecord]) -> list[dict[str, object]]:
+    images: list[dict[str, object]] = []
+    sentid = 0
+    for imgid, record in enumerate(records):
+        sentences: list[dict[str, object]] = []
+        for caption in record.captions:
+            tokens = re.findall(r"[a-z]+", caption.lower())
+            sentences.append({"raw": caption, "tokens": tokens, "imgid": imgid, "sentid": sentid})
+            sentid += 1
+        images.append(
+            {
+                "filename": f"{record.id}.png",
+                "filepath": "images",
+                "imgid": imgid,
+                "split": record.split,
+                "family": record.family,
+                "varies": record.varies,
+                "sentids": [sentence["sentid"] for sentence in sentences],
+                "sentences": sentences,
+            }
+        )
+    return images

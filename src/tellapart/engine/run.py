@@ -1,0 +1,167 @@
+"""From a recipe to a finished run folder: find or train what it starts from, prepare its data, train, keep.
+
+A run's *key* names everything that decides its weights: the recipe, the content of the data and the keys of the
+models it starts from. A finished run with the same key is found again instead of trained again.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tellapart.captioners.base import Captioner
+from tellapart.data.batches import BatchSource
+from tellapart.data.prepare import OnProgress, Prepared, prepare
+from tellapart.engine.checkpoint import load_captioner, model_digest
+from tellapart.engine import loop
+from tellapart.engine.progress import ProgressLine
+from tellapart.errors import RunError
+from tellapart.files import digest_of, read_json, write_json, write_text
+from tellapart.objectives.base import Objective
+from tellapart.recipe import Recipe, Upstream
+from tellapart.text import Vocabulary
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished training."""
+
+    folder: Path
+    recipe: Recipe
+
+    def captioner(self) -> Captioner:
+        """The kept checkpoint's model, in eval mode on the best device."""
+        return load_captioner(self.folder).to(best_device())
+
+
+def best_device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def open_run(folder: Path) -> Run:
+    """A run folder as `run_recipe` leaves it."""
+    if not (folder / "recipe.yaml").exists():
+        raise RunError(f"{folder}: this is no run folder (recipe.yaml is missing); 'tellapart train' makes one")
+    return Run(folder, Recipe.load(folder / "recipe.yaml"))
+
+
+def train(recipe: str | Path, *overrides: str, runs: str | Path = "runs", out: str | Path | None = None) -> Run:
+    """Train a recipe file, or continue or find its run.
+
+    Args:
+        recipe: a recipe file.
+        overrides: dotted keys and values, such as `"training.steps=100"`.
+        runs: where run folders go, as `NAME-KEY`.
+        out: a folder of your choice instead.
+
+    Example:
+        >>> run = train("recipes/scenes/adaptive-mle.yaml", "training.epochs=2")   # doctest: +SKIP
+    """
+    return run_recipe(Recipe.load(Path(recipe), overrides), Path(runs), None if out is None else Path(out))
+
+
+def run_recipe(
+    recipe: Recipe,
+    runs: Path = Path("runs"),
+    out: Path | None = None,
+    on_progress: OnProgress | None = None,
+) -> Run:
+    """Train a recipe, or continue or find its run.
+
+    Args:
+        recipe: what to train.
+        runs: where run folders go, as `NAME-KEY`.
+        out: a folder of your choice instead.
+        on_progress: for rendering and encoding; by default lines on the standard error stream.
+    """
+    prepared = prepare(recipe.data, on_progress or show_progress())
+    upstreams = {
+        role: _upstream(upstream, recipe, runs, on_progress)
+        for role in ("start", "reference")
+        if (upstream := getattr(recipe, role)) is not None
+    }
+    described = {
+        "recipe": recipe.digest,
+        "data": prepared.dataset.digest,
+        "upstreams": {role: model_digest(run.folder) for role, run in upstreams.items()},
+    }
+    key = digest_of(described)
+    folder = out or runs / f"{recipe.name}-{key[:8]}"
+    state_path = folder / "run.json"
+    if state_path.exists():
+        state = read_json(state_path, "run state")
+        if state["key"] != key:
+            changed = [part for part in described if state["made_from"].get(part) != described[part]]
+            raise RunError(
+                f"{folder}: holds a run of something else (changed: {', '.join(changed)}); "
+                "choose another --out or remove the folder"
+            )
+        if state["finished"]:
+            return Run(folder, recipe)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_text(folder / "recipe.yaml", _portable(recipe, upstreams).to_yaml())
+    state = {"key": key, "made_from": described, "finished": False}
+    write_json(state_path, state)
+    began = time.monotonic()
+    _train(recipe, prepared, upstreams, folder)
+    write_json(state_path, {**state, "finished": True, "seconds_of_last_session": round(time.monotonic() - began, 1)})
+    return Run(folder, recipe)
+
+
+def _upstream(upstream: Upstream, recipe: Recipe, runs: Path, on_progress: OnProgress | None) -> Run:
+    """A run folder as it is, or the run of a recipe, on the same data."""
+    path = Path(upstream.from_)
+    if path.is_dir():
+        return open_run(path)
+    return run_recipe(Recipe.load(path).model_copy(update={"data": recipe.data}), runs, on_progress=on_progress)
+
+
+def _portable(recipe: Recipe, upstreams: dict[str, Run]) -> Recipe:
+    """The recipe with its upstream recipes replaced by the runs they became."""
+    runs: dict[str, Any] = {role: Upstream(from_=str(run.folder.resolve())) for role, run in upstreams.items()}
+    return recipe.model_copy(update=runs)
+
+
+def _train(recipe: Recipe, prepared: Prepared, upstreams: dict[str, Run], folder: Path) -> None:
+    torch.manual_seed(recipe.seed)
+    captioner_class, captioner_settings = recipe.component("captioner")
+    if "start" in upstreams:
+        target = load_captioner(upstreams["start"].folder, captioner_settings.model_dump())
+    else:
+        training_captions = [caption for record in prepared.dataset.split("train") for caption in record.captions]
+        words = Vocabulary.build(training_captions, recipe.data.min_count, recipe.data.normaliser, recipe.data.max_words)
+        target = captioner_class(captioner_settings, words, prepared.store.encoder)
+    prepared.store.check(prepared.dataset, target.encoder)
+    reference = load_captioner(upstreams["reference"].folder) if "reference" in upstreams else None
+    device = best_device()
+    objective_class, objective_settings = recipe.component("objective")
+    objective: Objective = objective_class(
+        objective_settings, target.to(device), None if reference is None else reference.to(device)
+    )
+    needs = objective_class.needs(objective_settings)
+    sources = {
+        split: BatchSource(
+            prepared.dataset,
+            prepared.store,
+            split,
+            recipe.training.images_per_batch,
+            recipe.training.captions_per_image,
+            needs.negatives,
+            recipe.seed,
+        )
+        for split in ("train", "val")
+    }
+    loop.train(objective, sources["train"], sources["val"], recipe.training, recipe.seed, folder, f"training {recipe.name}")
+
+
+def show_progress() -> OnProgress:
+    lines: dict[str, ProgressLine] = {}
+
+    def show(what: str, done: int, of: int) -> None:
+        lines.setdefault(what, ProgressLine(what)).update(done, of)
+
+    return show

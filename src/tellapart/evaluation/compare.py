@@ -1,0 +1,122 @@
+"""Several runs on the same images, side by side, with paired significance against a control."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from tellapart.data.prepare import Prepared, prepare
+from tellapart.data.records import Record
+from tellapart.engine.run import Run
+from tellapart.errors import RunError
+from tellapart.evaluation.evaluate import Evaluation, evaluate_run, rank_captions, retrieval_figures
+from tellapart.metrics import PairedDifference, paired_bootstrap
+
+
+@dataclass(frozen=True)
+class Row:
+    """One run of a comparison.
+
+    Attributes:
+        label: what the table calls it.
+        run: the training.
+        evaluation: its figures, its captions ranked by itself.
+        under_judge: ranks of its captions under the judge, the comparison's first run.
+    """
+
+    label: str
+    run: Run
+    evaluation: Evaluation
+    under_judge: np.ndarray
+
+    def figures(self) -> dict[str, float]:
+        judged = retrieval_figures(self.under_judge, len(self.under_judge))
+        return {
+            **self.evaluation.corpus,
+            "under_judge_R@1": judged["self_retrieval_R@1"],
+            "under_judge_mean_rank": judged["self_retrieval_mean_rank"],
+        }
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Rows of a table and the last row's differences from the control.
+
+    Attributes:
+        rows: the first is the judge, usually the MLE model.
+        control: label of the row that the last one is compared with.
+        differences: figure -> paired bootstrap of (last row - control).
+        records: the images of the split, in row order.
+        prepared: their data.
+    """
+
+    rows: list[Row]
+    control: str
+    differences: dict[str, PairedDifference]
+    records: list[Record]
+    prepared: Prepared
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "rows": {row.label: row.figures() for row in self.rows},
+            "control": self.control,
+            "compared": self.rows[-1].label,
+            "differences": {name: asdict(difference) for name, difference in self.differences.items()},
+        }
+
+
+def compare(
+    runs: Mapping[str, Run], control: str, split: str = "test", retrieval_images: int | None = None
+) -> Comparison:
+    """Evaluate every run; compare the last one with the control by paired bootstrap.
+
+    Near-duplicates of one family are resampled together: they are not independent.
+
+    Args:
+        runs: label -> run, in table order; the first one judges the captions of all.
+        control: label of the run that the last one is compared with.
+        split: the images.
+        retrieval_images: limit of the self-retrieval study.
+    """
+    if len(runs) < 2 or control not in runs:
+        raise RunError("a comparison needs at least two runs, the control among them")
+    first = next(iter(runs.values()))
+    prepared = prepare(first.recipe.data)
+    for label, run in runs.items():
+        if prepare(run.recipe.data).dataset.digest != prepared.dataset.digest:
+            raise RunError(f"{label} ({run.folder}) was trained on other data than {first.folder}; compare runs on the same data")
+    records = prepared.dataset.split(split)
+    rows = []
+    for label, run in runs.items():
+        evaluation = evaluate_run(run, split, retrieval_images)
+        ranked = evaluation.retrieval_rows
+        if run is first:
+            under_judge = np.array([row["rank"] for row in ranked])
+        else:
+            captions = [row["caption"] for row in ranked]
+            judged = rank_captions(first, prepared, records[: len(ranked)], captions, f"{label} under {next(iter(runs))}")
+            under_judge = judged.ranks
+        rows.append(Row(label, run, evaluation, under_judge))
+    by_label = {row.label: row for row in rows}
+    return Comparison(rows, control, _differences(by_label[control], rows[-1], records), records, prepared)
+
+
+def _differences(control: Row, compared: Row, records: list[Record]) -> dict[str, PairedDifference]:
+    families = np.unique([record.family or record.id for record in records], return_inverse=True)[1]
+    judged = families[: len(compared.under_judge)]
+
+    def hits(ranks: np.ndarray) -> np.ndarray:
+        return (ranks == 1).astype(np.float64)
+
+    ranks = [row.evaluation.values("rank") for row in (control, compared)]
+    under = [row.under_judge for row in (control, compared)]
+    cider = [row.evaluation.values("CIDEr") for row in (control, compared)]
+    return {
+        "self_retrieval_R@1": paired_bootstrap(hits(ranks[0]), hits(ranks[1]), groups=judged),
+        "under_judge_R@1": paired_bootstrap(hits(under[0]), hits(under[1]), groups=judged),
+        "under_judge_rank": paired_bootstrap(under[0], under[1], groups=judged),
+        "CIDEr": paired_bootstrap(cider[0], cider[1], groups=families),
+    }

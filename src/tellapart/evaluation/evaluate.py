@@ -1,0 +1,165 @@
+"""What runs a model to measure it: caption a split, score the captions, and let each caption look for its image.
+
+Everything is written into the run folder, named by what it was made from, and found again on the next call:
+`captions.jsonl`, `per_image.jsonl`, `scores.json`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from tellapart.data.prepare import Prepared, open_dataset, prepare
+from tellapart.data.records import Record
+from tellapart.decoding.search import Caption, beam_search
+from tellapart.engine.checkpoint import model_digest
+from tellapart.engine.progress import ProgressLine
+from tellapart.engine.run import Run
+from tellapart.errors import DataError
+from tellapart.evaluation.self_retrieval import SelfRetrieval, self_retrieval
+from tellapart.files import digest_of, read_json, read_jsonl, write_json, write_jsonl
+from tellapart.metrics import Scores, evaluate, summarize_ranks
+from tellapart.recipe import DataSettings
+
+DECODING_BLOCK = 64
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """The measured figures of one run on one split.
+
+    Attributes:
+        corpus: metric -> figure over the split; recalls and mean rank of self-retrieval among them.
+        rows: one per image: id, caption, log_prob, ended, CIDEr, Bleu_4; and, for images in the self-retrieval study,
+            rank and retrieved (ids of the first images its caption finds).
+    """
+
+    corpus: dict[str, float]
+    rows: list[dict[str, Any]]
+
+    def values(self, metric: str) -> np.ndarray:
+        """One metric of every image that has it, in row order."""
+        return np.array([row[metric] for row in self.rows if metric in row], dtype=np.float64)
+
+    @property
+    def retrieval_rows(self) -> list[dict[str, Any]]:
+        return [row for row in self.rows if "rank" in row]
+
+
+def evaluate_run(run: Run, split: str = "test", retrieval_images: int | None = None) -> Evaluation:
+    """Measure a run, or find what an earlier call measured.
+
+    Args:
+        run: a finished training.
+        split: the images to caption.
+        retrieval_images: take only the first so many images into the self-retrieval study (its cost is quadratic).
+    """
+    prepared = prepare(run.recipe.data)
+    records = prepared.dataset.split(split)
+    made_from = digest_of(
+        {
+            "model": model_digest(run.folder),
+            "data": prepared.dataset.digest,
+            "decoding": run.recipe.decoding.model_dump(),
+            "split": split,
+            "retrieval_images": retrieval_images,
+        }
+    )
+    scores_path = run.folder / "scores.json"
+    if scores_path.exists() and (found := read_json(scores_path, "scores"))["made_from"] == made_from:
+        return Evaluation(found["corpus"], read_jsonl(run.folder / "per_image.jsonl"))
+
+    captions = caption_records(run, prepared, records)
+    write_jsonl(run.folder / "captions.jsonl", caption_rows([r.id for r in records], captions))
+    training = [caption for record in prepared.dataset.split("train") for caption in record.captions]
+    scores = evaluate(
+        {record.id: record.captions for record in records},
+        {record.id: said.caption for record, said in zip(records, captions, strict=True)},
+        training_captions=training,
+    )
+    judged = records[:retrieval_images]
+    said = [caption.caption for caption in captions[: len(judged)]]
+    found_images = rank_captions(run, prepared, judged, said, f"self-retrieval {run.recipe.name}")
+    rows: list[dict[str, Any]] = caption_rows([r.id for r in records], captions)
+    for row in rows:
+        row.update({metric: scores.per_image[metric][row["id"]] for metric in ("CIDEr", "Bleu_4")})
+    for row, rank, first in zip(rows, found_images.ranks.tolist(), found_images.first.tolist(), strict=False):
+        row.update(rank=rank, retrieved=[judged[position].id for position in first])
+    corpus = {**scores.corpus, **retrieval_figures(found_images.ranks, found_images.images)}
+    write_jsonl(run.folder / "per_image.jsonl", rows)
+    write_json(scores_path, {"made_from": made_from, "split": split, "images": len(records), "corpus": corpus})
+    return Evaluation(corpus, rows)
+
+
+def retrieval_figures(ranks: np.ndarray, images: int) -> dict[str, float]:
+    """Self-retrieval figures by name, with the chance level beside."""
+    summary = summarize_ranks(ranks, images)
+    figures = {f"self_retrieval_R@{k}": share for k, share in summary.recalls.items()}
+    return {
+        **figures,
+        "self_retrieval_mean_rank": summary.mean,
+        "self_retrieval_chance_R@1": summary.chance[1],
+        "self_retrieval_images": images,
+    }
+
+
+def caption_rows(ids: list[str], captions: list[Caption]) -> list[dict[str, Any]]:
+    """Rows of `captions.jsonl`: id, caption, log_prob, ended."""
+    return [{"id": id, **asdict(caption)} for id, caption in zip(ids, captions, strict=True)]
+
+
+def caption_records(run: Run, prepared: Prepared, records: list[Record]) -> list[Caption]:
+    """Captions of these records by the run's model and its recipe's decoding."""
+    captioner = run.captioner()
+    prepared.store.check(prepared.dataset, captioner.encoder)
+    line = ProgressLine(f"captioning {run.recipe.name}", " images")
+    captions: list[Caption] = []
+    for start in range(0, len(records), DECODING_BLOCK):
+        rows = [prepared.dataset.row(record.id) for record in records[start : start + DECODING_BLOCK]]
+        features = torch.from_numpy(prepared.store.grid(rows)).to(captioner.device)
+        captions += beam_search(captioner, features, run.recipe.decoding)
+        line.update(len(captions), len(records))
+    return captions
+
+
+def rank_captions(run: Run, prepared: Prepared, records: list[Record], captions: list[str], label: str) -> SelfRetrieval:
+    """Rank these images for each caption under the run's model, whoever wrote the captions."""
+    rows = [prepared.dataset.row(record.id) for record in records]
+    line = ProgressLine(label, " pairs")
+    return self_retrieval(run.captioner(), prepared.store, rows, captions, line.update)
+
+
+def read_captions(path: Path) -> dict[str, str]:
+    """Anyone's captions: JSONL rows with `id` and `caption`, a JSON object, or the COCO result format."""
+    rows: Any = read_json(path, "caption file") if path.suffix == ".json" else read_jsonl(path, "caption file")
+    if isinstance(rows, dict):
+        rows = [{"id": id, "caption": caption} for id, caption in rows.items()]
+    captions: dict[str, str] = {}
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row, dict) or not isinstance(row.get("caption"), str) or not ({"id", "image_id"} & set(row)):
+            raise DataError(f"{path}: row {number} needs 'id' (or 'image_id') and 'caption'")
+        id = str(row["image_id"] if "image_id" in row else row["id"])
+        if id in captions:
+            raise DataError(f"{path}: row {number}: the id '{id}' has two captions; keep one")
+        captions[id] = row["caption"]
+    if not captions:
+        raise DataError(f"{path}: no caption is in this file")
+    return captions
+
+
+
+
+def evaluate_captions(path: Path, data: str | None, split: str = "test") -> Scores:
+    """Score a file of anyone's captions against a data set's references."""
+    if data is None:
+        raise DataError(f"{path}: name the data set that holds the references with --data")
+    captions = read_captions(path)
+    records = {record.id: record for record in open_dataset(DataSettings(source=data)).split(split)}
+    unknown = [id for id in captions if id not in records]
+    if unknown:
+        raise DataError(f"{path}: '{unknown[0]}' is no image of the split '{split}' ({len(unknown)} such ids); check --split")
+    return evaluate({id: records[id].captions for id in captions}, captions)

@@ -1,0 +1,28 @@
+"""Caption metrics: pure functions of texts, ranks and per-item figures."""
+
+from tellapart.metrics.bleu import BleuScores, bleu_scores
+from tellapart.metrics.bootstrap import Interval, PairedDifference, confidence_interval, paired_bootstrap
+from tellapart.metrics.cider import CiderScores, cider_scores
+from tellapart.metrics.diversity import Diversity, caption_diversity
+from tellapart.metrics.ranks import RankSummary, rank_of_true, recall_at, summarize_ranks
+from tellapart.metrics.scores import Scores, evaluate, tokenize
+
+__all__ = [
+    "BleuScores",
+    "CiderScores",
+    "Diversity",
+    "Interval",
+    "PairedDifference",
+    "RankSummary",
+    "Scores",
+    "bleu_scores",
+    "caption_diversity",
+    "cider_scores",
+    "confidence_interval",
+    "evaluate",
+    "paired_bootstrap",
+    "rank_of_true",
+    "recall_at",
+    "summarize_ranks",
+    "tokenize",
+]

@@ -1,0 +1,141 @@
+"""Contrastive Learning (CL) for image captioning (Dai and Lin, NIPS 2017)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from torch.nn import functional
+
+from tellapart.captioners.base import Captioner
+from tellapart.data.batches import Batch, Kind
+from tellapart.errors import RecipeError
+from tellapart.objectives.base import Needs, Objective, Progress, Total, pair_log_prob
+
+
+def contrastive_terms(
+    target_positive: torch.Tensor,
+    reference_positive: torch.Tensor,
+    target_negative: torch.Tensor,
+    reference_negative: torch.Tensor,
+    nu: float = 1.0,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The two terms of eq. 9, negated, one value per positive `[P]`: −ln h(G⁺) and −ν · mean_k ln(1 − h(G⁻_k)).
+
+    In float32 and through `logsigmoid`: ln h(G) = logsigmoid(G − ln ν), ln(1 − h(G)) = logsigmoid(ln ν − G).
+    """
+    positive_ratio = target_positive.float() - reference_positive.float()
+    negative_ratio = target_negative.float() - reference_negative.float()
+    positive_term = -functional.logsigmoid(positive_ratio - math.log(nu))
+    negative_term = -nu * functional.logsigmoid(math.log(nu) - negative_ratio).mean(dim=1)
+    return positive_term, negative_term
+
+
+def contrastive_loss(
+    target_positive: torch.Tensor,
+    reference_positive: torch.Tensor,
+    target_negative: torch.Tensor,
+    reference_negative: torch.Tensor,
+    nu: float = 1.0,
+    positive: bool = True,
+    negative: bool = True,
+) -> torch.Tensor:
+    """The CL loss, eq. 7–10, to be minimised; mean over positives.
+
+    ::
+
+        G = ln p_target − ln p_reference                                  (7)
+        h = 1 / (1 + ν exp(−G))                                           (3, 8)
+        J = mean_t [ ln h(G⁺_t) + ν mean_k ln(1 − h(G⁻_tk)) ]             (9, 10), with T_n = ν T_m
+
+    Args:
+        target_positive: ln p of the true pairs under the target, `[P]`.
+        reference_positive: the same under the frozen reference, `[P]`.
+        target_negative: ln p of K mismatched captions for each true pair's image, `[P, K]`.
+        reference_negative: the same under the reference, `[P, K]`.
+        nu: ν = T_n / T_m; the paper uses 1.
+        positive: keep the first term; with it alone the loss is CL(P).
+        negative: keep the second term; with it alone the loss is CL(N).
+
+    Example:
+        >>> same = torch.tensor([-9.0])
+        >>> round(contrastive_loss(same, same, same[:, None], same[:, None]).item(), 4)   # 2 ln 2
+        1.3863
+    """
+    if not (positive or negative):
+        raise ValueError("contrastive_loss needs the positive term, the negative term, or both")
+    first, second = contrastive_terms(target_positive, reference_positive, target_negative, reference_negative, nu)
+    kept = [term for term, keep in ((first, positive), (second, negative)) if keep]
+    return torch.stack(kept).sum(dim=0).mean()
+
+
+class ContrastiveSettings(BaseModel):
+    """Settings of `Contrastive`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    negatives: int = Field(5, ge=1, description="K: mismatched captions drawn for each true pair")
+    nu: float = Field(1.0, gt=0, description="ν = T_n / T_m")
+    positive: bool = Field(True, description="keep the positive term; alone it is CL(P)")
+    negative: bool = Field(True, description="keep the negative term; alone it is CL(N)")
+
+    @model_validator(mode="after")
+    def _one_term(self) -> ContrastiveSettings:
+        if not (self.positive or self.negative):
+            raise ValueError("keep the positive term, the negative term, or both")
+        return self
+
+
+class Contrastive(Objective):
+    """Contrastive Learning: raise the likelihood of true pairs and lower that of mismatched ones, both relative to a
+    frozen reference.
+
+    A caption that fits any image gains nothing: what it wins on its own image it pays for on others. The positive
+    term keeps the quality, the negative term makes captions distinctive. See `contrastive_loss` for the equations.
+
+    Beside `loss` it logs `log_ratio_positive` and `log_ratio_negative` (mean G⁺ and G⁻), and
+    `told_apart`, the share of negatives with G⁻ < G⁺.
+
+    Args:
+        settings: see `ContrastiveSettings`.
+        target: the captioner that is trained, usually from the reference's own weights.
+        reference: a frozen captioner trained by likelihood.
+
+    Example:
+        >>> objective = Contrastive(ContrastiveSettings(negatives=5), target, reference)   # doctest: +SKIP
+        >>> objective(batch, Progress(0, 100))["loss"]                                     # doctest: +SKIP
+    """
+
+    name = "contrastive"
+    Settings = ContrastiveSettings
+    settings: ContrastiveSettings
+
+    def __init__(self, settings: ContrastiveSettings, target: Captioner, reference: Captioner | None = None) -> None:
+        if reference is None:
+            raise RecipeError("the contrastive objective needs a frozen captioner; set reference.from to a run or a recipe")
+        super().__init__(settings, target, reference)
+
+    @classmethod
+    def needs(cls, settings: BaseModel) -> Needs:
+        assert isinstance(settings, ContrastiveSettings)
+        return Needs(reference=True, negatives=settings.negatives)
+
+    def forward(self, batch: Batch, progress: Progress, phase: str = "train") -> dict[str, Total]:
+        assert self.reference is not None
+        count = len(batch.pairs.of(Kind.POSITIVE))
+        target = pair_log_prob(self.target, batch, Kind.POSITIVE, Kind.NEGATIVE)
+        with torch.no_grad():
+            reference = pair_log_prob(self.reference.model, batch, Kind.POSITIVE, Kind.NEGATIVE)
+        grouped = (count, self.settings.negatives)
+        scores = (target[:count], reference[:count], target[count:].view(grouped), reference[count:].view(grouped))
+        first, second = contrastive_terms(*scores, nu=self.settings.nu)
+        loss = self.settings.positive * first.sum() + self.settings.negative * second.sum()
+        ratio = (target - reference).detach()
+        positive, negative = ratio[:count], ratio[count:].view(grouped)
+        return {
+            "loss": Total(loss, count),
+            "log_ratio_positive": Total(positive.sum(), count),
+            "log_ratio_negative": Total(negative.mean(dim=1).sum(), count),
+            "told_apart": Total((negative < positive[:, None]).float().mean(dim=1).sum(), count),
+        }

@@ -1,0 +1,41 @@
+"""Maximum likelihood: the usual objective, and the start of all others."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+from tellapart.data.batches import Batch, Kind
+from tellapart.objectives.base import Objective, Progress, Total, pair_log_prob
+
+
+class LikelihoodSettings(BaseModel):
+    """Maximum likelihood has no settings."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Likelihood(Objective):
+    """Maximum likelihood estimation (MLE), eq. 1 of the CL paper.
+
+    Minimises the negative log likelihood of true pairs per token::
+
+        L = - Σ_t ln p(c_t | I_t) / Σ_t |c_t|
+
+    where ln p sums over the caption's tokens and its end token, and |c| counts them.
+
+    Args:
+        settings: none.
+        target: the captioner that is trained.
+
+    Example:
+        >>> Likelihood(LikelihoodSettings(), captioner)(batch, Progress(0, 100))["loss"]   # doctest: +SKIP
+    """
+
+    name = "likelihood"
+    Settings = LikelihoodSettings
+
+    def forward(self, batch: Batch, progress: Progress, phase: str = "train") -> dict[str, Total]:
+        log_prob = pair_log_prob(self.target, batch, Kind.POSITIVE)
+        captions = [batch.captions[row] for row in batch.pairs.caption_row[batch.pairs.of(Kind.POSITIVE)].tolist()]
+        tokens = sum(len(self.target.vocabulary.encode(caption)) for caption in captions)
+        return {"loss": Total(-log_prob.sum(), tokens)}

@@ -1,0 +1,270 @@
+"""What an experiment is: pydantic models <-> YAML, with dotted overrides such as `objective.negatives=5`.
+
+Loading a recipe reports every mistake at once, each with the key it is in and, for a misspelt key, the likely one.
+The resolved recipe (every default written out) is saved with the run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from tellapart import registry
+from tellapart.errors import RecipeError, did_you_mean
+from tellapart.files import digest_of
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+
+class ScenesSettings(Section):
+    """How many embedded scenes are rendered."""
+
+    train: int = Field(1600, ge=1)
+    val: int = Field(200, ge=1)
+    test: int = Field(240, ge=1)
+    seed: int = 0
+
+
+class DataSettings(Section):
+    """Where the pictures and captions are, and how words are made from captions."""
+
+    source: str = Field(description="'scenes', a Karpathy .json file, or a folder of pictures")
+    scenes: ScenesSettings = Field(default_factory=ScenesSettings)
+    encoder: str = "efficientnet-lite0"
+    prepared: str = Field("prepared", description="folder for rendered scenes and feature stores")
+    normaliser: Literal["plain", "alphabetic"] = "plain"
+    min_count: int = Field(5, ge=1, description="rarer words become <unk>")
+    max_words: int = Field(18, ge=1, description="longer training captions are cut")
+
+
+class Upstream(Section):
+    """A model that a recipe begins with: a run folder, or a recipe that is trained first if need be."""
+
+    from_: str = Field(alias="from", description="a run folder or a recipe file, relative to this recipe")
+
+
+class TrainingSettings(Section):
+    """The loop's settings. Give `epochs` or `steps`."""
+
+    epochs: int | None = Field(None, ge=1)
+    steps: int | None = Field(None, ge=1)
+    images_per_batch: int = Field(16, ge=1)
+    captions_per_image: int | None = Field(None, ge=1, description="drawn anew each time; null takes all")
+    learning_rate: float = Field(1e-3, gt=0)
+    schedule: Literal["constant", "cosine"] = "cosine"
+    warmup_steps: int = Field(0, ge=0)
+    betas: tuple[float, float] = (0.9, 0.999)
+    weight_decay: float = Field(0.0, ge=0)
+    clip_norm: float | None = Field(5.0, gt=0)
+    keep: Literal["best", "last"] = Field("last", description="the checkpoint the run stands for; best by validation loss")
+    validate_every: int | None = Field(None, ge=1, description="steps; null: every epoch")
+    log_every: int = Field(20, ge=1, description="steps")
+
+    @model_validator(mode="after")
+    def _length(self) -> TrainingSettings:
+        if (self.epochs is None) == (self.steps is None):
+            raise ValueError("give either epochs or steps")
+        return self
+
+
+class DecodingSettings(Section):
+    """How captions are generated."""
+
+    beam: int = Field(3, ge=1)
+    max_words: int = Field(20, ge=1)
+    block_unknown: bool = True
+
+
+class Recipe(Section):
+    """One experiment.
+
+    Example:
+        >>> recipe = Recipe.load(Path("recipes/scenes/adaptive-mle.yaml"), ["training.steps=10"])   # doctest: +SKIP
+    """
+
+    name: str = Field(pattern=r"^[\w.-]+$")
+    description: str = ""
+    seed: int = 0
+    data: DataSettings
+    captioner: dict[str, Any]
+    objective: dict[str, Any]
+    start: Upstream | None = Field(None, description="the target's first weights")
+    reference: Upstream | None = Field(None, description="the frozen captioner the target is compared with")
+    training: TrainingSettings
+    decoding: DecodingSettings = Field(default_factory=DecodingSettings)
+
+    @classmethod
+    def load(cls, path: Path, overrides: Sequence[str] = ()) -> Recipe:
+        """Read a recipe file and apply overrides; every mistake is reported at once.
+
+        A recipe that starts from another takes that one's `data` and `captioner` for what it does not say itself.
+        """
+        return cls.parse(_content(path, overrides, ()), where=str(path))
+
+    @classmethod
+    def parse(cls, content: dict[str, Any], where: str = "recipe") -> Recipe:
+        """Check plain data; every mistake is reported at once."""
+        recipe, problems = None, []
+        try:
+            recipe = cls.model_validate(content)
+        except ValidationError as error:
+            problems += _explain(error, cls, "")
+        resolved = {}
+        for kind in ("captioner", "objective"):
+            section = content.get(kind)
+            if isinstance(section, dict):
+                try:
+                    resolved[kind] = _component(kind, section)
+                except RecipeError as error:
+                    problems += str(error).split("\n")
+        if problems or recipe is None:
+            listed = "".join(f"\n  - {problem}" for problem in problems)
+            raise RecipeError(f"{where}: {len(problems)} mistake{'s' if len(problems) > 1 else ''} to mend:{listed}")
+        return recipe.model_copy(update=resolved)
+
+    def component(self, kind: str) -> tuple[Any, Any]:
+        """The class and the settings of the captioner or the objective."""
+        section = dict(getattr(self, kind))
+        cls = registry.find(kind, section.pop("name"))
+        return cls, cls.Settings(**section)
+
+    def resolved(self) -> dict[str, Any]:
+        """Plain data with every default written out."""
+        content: dict[str, Any] = self.model_dump(mode="json", by_alias=True)
+        return content
+
+    def to_yaml(self) -> str:
+        return yaml.safe_dump(self.resolved(), sort_keys=False, allow_unicode=True)
+
+    @property
+    def digest(self) -> str:
+        """Names what is trained, apart from the content of its data and of the models it starts from.
+
+        The name, the description, how captions are decoded and where files lie do not matter to it.
+        """
+        content = self.resolved()
+        for key in ("name", "description", "decoding", "start", "reference"):
+            del content[key]
+        for key in ("prepared", "source"):
+            del content["data"][key]
+        return digest_of(content)
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RecipeError(f"{path}: this recipe does not exist; 'tellapart recipes' lists those that do") from None
+    except IsADirectoryError:
+        raise RecipeError(f"{path}: this is a folder; name a recipe file in it") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise RecipeError(f"{path}: not valid YAML: {error}") from None
+    if not isinstance(content, dict):
+        raise RecipeError(f"{path}: a recipe is a mapping of keys; see 'tellapart recipes'")
+    return content
+
+
+def _content(path: Path, overrides: Sequence[str], above: tuple[Path, ...]) -> dict[str, Any]:
+    """A recipe's plain data: overrides applied, upstream paths made whole, inherited sections filled in."""
+    path = path / "recipe.yaml" if (path / "recipe.yaml").is_file() else path
+    if path.resolve() in above:
+        raise RecipeError(f"{path}: this recipe starts from itself; change its start.from or reference.from")
+    content = read_yaml(path)
+    for override in overrides:
+        _set(content, override)
+    for role in ("reference", "start"):  # what `start` gives comes last and so wins
+        section = content.get(role)
+        if not isinstance(section, dict) or not isinstance(section.get("from"), str):
+            continue
+        section["from"] = str(_upstream_path(section["from"], path, f"{path}: {role}.from"))
+        inherited = _content(Path(section["from"]), (), (*above, path.resolve()))
+        for key in ("data", "captioner"):
+            own = content.get(key, {})
+            if isinstance(own, dict) and isinstance(inherited.get(key), dict):
+                content[key] = {**inherited[key], **own}
+    return content
+
+
+def _upstream_path(named: str, recipe: Path, where: str) -> Path:
+    """An upstream beside the recipe that names it, or relative to the current folder."""
+    for candidate in (recipe.parent / named, Path(named)):
+        if candidate.exists():
+            return candidate
+    raise RecipeError(f"{where}: '{named}' does not exist beside the recipe nor in this folder")
+
+
+def _set(content: dict[str, Any], override: str) -> None:
+    """Apply one `dotted.key=value`; the value is read as YAML."""
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise RecipeError(f"'{override}' is no override; write it as key=value, e.g. training.steps=100")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise RecipeError(f"'{override}': the value is not valid YAML; quote it") from None
+    if isinstance(value, str):
+        value = _number(value)
+    *sections, last = key.split(".")
+    place = content
+    for section in sections:
+        inner = place.setdefault(section, {})
+        if not isinstance(inner, dict):
+            raise RecipeError(f"'{override}': {section} is a value, not a section")
+        place = inner
+    place[last] = value
+
+
+def _number(text: str) -> str | float:
+    """YAML 1.1 reads `1e-4` as text; people mean the number."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def _component(kind: str, section: dict[str, Any]) -> dict[str, Any]:
+    """A captioner's or objective's section with its defaults written out."""
+    if not isinstance(section.get("name"), str):
+        raise RecipeError(f"{kind}.name is missing; choose one of: {', '.join(registry.names(kind))}")
+    try:
+        cls = registry.find(kind, section["name"])
+    except RecipeError as error:
+        raise RecipeError(f"{kind}.name: {error}") from None
+    try:
+        settings = cls.Settings(**{key: value for key, value in section.items() if key != "name"})
+    except ValidationError as error:
+        raise RecipeError("\n".join(_explain(error, cls.Settings, f"{kind}."))) from None
+    return {"name": section["name"], **settings.model_dump(mode="json")}
+
+
+def _explain(error: ValidationError, model: type[BaseModel], prefix: str) -> list[str]:
+    lines = []
+    for problem in error.errors():
+        location = [str(part) for part in problem["loc"]]
+        key = prefix + ".".join(location)
+        if problem["type"] == "extra_forbidden":
+            known = _keys(model, location[:-1])
+            lines.append(f"{key}: there is no such key{did_you_mean(location[-1], known)}")
+        elif problem["type"] == "missing":
+            lines.append(f"{key}: this key is missing")
+        else:
+            message = problem["msg"].removeprefix("Value error, ")
+            given = "" if isinstance(problem["input"], dict) else f" (it is {problem['input']!r})"
+            lines.append(f"{key or prefix.rstrip('.')}: {message}{given}")
+    return lines
+
+
+def _keys(model: type[BaseModel], path: Sequence[str]) -> list[str]:
+    """The keys a section of the model takes."""
+    for part in path:
+        fields = {(field.alias or name): field for name, field in model.model_fields.items()}
+        annotation = fields[part].annotation
+        options = [annotation, *getattr(annotation, "__args__", ())]
+        model = next(o for o in options if isinstance(o, type) and issubclass(o, BaseModel))
+    return [field.alias or name for name, field in model.model_fields.items()]

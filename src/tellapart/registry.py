@@ -1,0 +1,44 @@
+"""One explicit table: the name a recipe uses -> where its class lives.
+
+Nothing is imported until it is asked for, so `tellapart --help` stays instant and a name works whether or not
+its module was imported before. A new objective or captioner is one line here.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from tellapart.errors import RecipeError, did_you_mean
+
+TABLE: dict[str, dict[str, str]] = {
+    "encoder": {
+        "efficientnet-lite0": "tellapart.encoders.images:EfficientNetLite0",
+    },
+    "captioner": {
+        "adaptive-attention": "tellapart.captioners.adaptive:AdaptiveAttention",
+    },
+    "objective": {
+        "likelihood": "tellapart.objectives.likelihood:Likelihood",
+        "contrastive": "tellapart.objectives.contrastive:Contrastive",
+    },
+}
+
+
+def names(kind: str) -> list[str]:
+    """The registered names of one kind, in table order."""
+    return list(TABLE[kind])
+
+
+def find(kind: str, name: str) -> Any:
+    """The class registered as `name` among the `kind`s.
+
+    >>> find("objective", "contrastive").__name__
+    'Contrastive'
+    """
+    try:
+        location = TABLE[kind][name]
+    except KeyError:
+        raise RecipeError(f"there is no {kind} '{name}'{did_you_mean(name, TABLE[kind])}") from None
+    module, _, attribute = location.partition(":")
+    return getattr(import_module(module), attribute)

@@ -1,0 +1,131 @@
+"""Words and vocabulary.
+
+A *normaliser* turns a sentence into words; both papers' rules exist by name (`NORMALISERS`). A `Vocabulary` is made
+from the captions of the training split only, so that no test word leaks into a model.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from pathlib import Path
+
+from tellapart.errors import DataError, did_you_mean
+from tellapart.files import read_json, write_json
+
+PAD, START, END, UNKNOWN = 0, 1, 2, 3
+SPECIALS = ("<pad>", "<start>", "<end>", "<unk>")
+
+_WORD = re.compile(r"[^\W_]+")
+# Apostrophes join: "dog's" is one word, as in the papers' own preprocessing.
+_APOSTROPHE = re.compile(r"(?<=\w)['’](?=\w)")
+
+
+def alphabetic_words(sentence: str) -> list[str]:
+    """The CL paper's rule: lower case; everything but letters and emoji is removed.
+
+    >>> alphabetic_words("Two dogs, 3 cats 🐈!")
+    ['two', 'dogs', 'cats', '🐈']
+    """
+    kept = []
+    for character in _APOSTROPHE.sub("", sentence.lower()):
+        category = unicodedata.category(character)
+        if category[0] in "LM":
+            kept.append(character)
+        elif category == "So":  # emoji are words of their own
+            kept.append(f" {character} ")
+        else:
+            kept.append(" ")
+    return "".join(kept).split()
+
+
+def plain_words(sentence: str) -> list[str]:
+    """The specificity paper's rule: lower case, punctuation removed, digits kept.
+
+    >>> plain_words("The dog's No. 7 shirt.")
+    ['the', 'dogs', 'no', '7', 'shirt']
+    """
+    return _WORD.findall(_APOSTROPHE.sub("", sentence.lower()))
+
+
+NORMALISERS: dict[str, Callable[[str], list[str]]] = {"alphabetic": alphabetic_words, "plain": plain_words}
+
+
+@lru_cache(maxsize=1 << 18)
+def _words(sentence: str, normaliser: str) -> tuple[str, ...]:
+    return tuple(NORMALISERS[normaliser](sentence))
+
+
+class Vocabulary:
+    """The words a captioner can say, with the rule that splits a sentence into them.
+
+    Row order: `<pad>`, `<start>`, `<end>`, `<unk>`, then words by falling count (ties alphabetically).
+
+    Args:
+        words: the words after the four specials.
+        normaliser: a name from `NORMALISERS`.
+        max_words: longer captions are cut to this many words (the CL paper: 18).
+
+    Example:
+        >>> vocabulary = Vocabulary.build(["A red car.", "a blue car"], min_count=2)
+        >>> vocabulary.encode("a green car")
+        [4, 3, 5, 2]
+        >>> vocabulary.decode([4, 3, 5, 2])
+        'a <unk> car'
+    """
+
+    def __init__(self, words: Sequence[str], normaliser: str = "plain", max_words: int = 18) -> None:
+        if normaliser not in NORMALISERS:
+            raise DataError(f"there is no normaliser '{normaliser}'{did_you_mean(normaliser, NORMALISERS)}")
+        self.tokens = [*SPECIALS, *words]
+        self.normaliser = normaliser
+        self.max_words = max_words
+        self._row = {token: row for row, token in enumerate(self.tokens)}
+        if len(self._row) != len(self.tokens):
+            raise DataError("a vocabulary holds the same word twice; build it again from the training captions")
+
+    @classmethod
+    def build(
+        cls, captions: Iterable[str], min_count: int = 5, normaliser: str = "plain", max_words: int = 18
+    ) -> Vocabulary:
+        """From the *training* captions; words seen fewer than `min_count` times become `<unk>`."""
+        empty = cls((), normaliser, max_words)
+        counts = Counter(word for caption in captions for word in empty.words(caption))
+        kept = sorted((word for word, count in counts.items() if count >= min_count), key=lambda w: (-counts[w], w))
+        return cls(kept, normaliser, max_words)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def words(self, sentence: str) -> list[str]:
+        """The sentence's words by this vocabulary's rule, cut to `max_words`; unknown words stay as they are."""
+        return list(_words(sentence, self.normaliser)[: self.max_words])
+
+    def encode(self, sentence: str) -> list[int]:
+        """Rows of the sentence's words, then the end token."""
+        return [self._row.get(word, UNKNOWN) for word in self.words(sentence)] + [END]
+
+    def decode(self, rows: Iterable[int]) -> str:
+        """Words up to the end token, joined by blanks."""
+        said = []
+        for row in rows:
+            if row == END:
+                break
+            if row not in (PAD, START):
+                said.append(self.tokens[row])
+        return " ".join(said)
+
+    def save(self, path: Path) -> None:
+        settings = {"normaliser": self.normaliser, "max_words": self.max_words, "words": self.tokens[len(SPECIALS) :]}
+        write_json(path, settings)
+
+    @classmethod
+    def load(cls, path: Path) -> Vocabulary:
+        stored = read_json(path, "vocabulary")
+        try:
+            return cls(stored["words"], stored["normaliser"], stored["max_words"])
+        except (KeyError, TypeError):
+            raise DataError(f"{path}: not a vocabulary (needs words, normaliser, max_words); save it again") from None
