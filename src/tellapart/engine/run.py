@@ -6,10 +6,10 @@ models it starts from. A finished run with the same key is found again instead o
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -103,7 +103,7 @@ def run_recipe(
         if state["finished"]:
             return Run(folder, recipe)
     folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / "recipe.yaml", _portable(recipe, upstreams).to_yaml())
+    write_text(folder / "recipe.yaml", _portable(recipe, upstreams, folder).to_yaml())
     state = {"key": key, "made_from": described, "finished": False}
     write_json(state_path, state)
     began = time.monotonic()
@@ -120,10 +120,10 @@ def _upstream(upstream: Upstream, recipe: Recipe, runs: Path, on_progress: OnPro
     return run_recipe(Recipe.load(path).model_copy(update={"data": recipe.data}), runs, on_progress=on_progress)
 
 
-def _portable(recipe: Recipe, upstreams: dict[str, Run]) -> Recipe:
-    """The recipe with its upstream recipes replaced by the runs they became."""
-    runs: dict[str, Any] = {role: Upstream(from_=str(run.folder.resolve())) for role, run in upstreams.items()}
-    return recipe.model_copy(update=runs)
+def _portable(recipe: Recipe, upstreams: dict[str, Run], folder: Path) -> Recipe:
+    """The recipe with its upstream recipes replaced by the runs they became, relative to this run's folder."""
+    named = {role: os.path.relpath(run.folder, folder) for role, run in upstreams.items()}
+    return recipe.model_copy(update={role: Upstream(from_=path) for role, path in named.items()})
 
 
 def _train(recipe: Recipe, prepared: Prepared, upstreams: dict[str, Run], folder: Path) -> None:

@@ -1,0 +1,57 @@
+"""Fixtures that several folders share: a tiny vocabulary, encoder identity, captioner and data set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tellapart.captioners.adaptive import AdaptiveAttention, AdaptiveAttentionSettings
+from tellapart.data.features import FeatureStore
+from tellapart.data.records import Dataset, Record
+from tellapart.encoders.images import EncoderIdentity
+from tellapart.text import Vocabulary
+
+WORDS = ("a", "red", "blue", "house", "tree", "car", "near", "two")
+IDENTITY = EncoderIdentity("tiny", "0", "none", regions=4, width=6)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def vocabulary() -> Vocabulary:
+    return Vocabulary(WORDS)
+
+
+@pytest.fixture
+def make_captioner(vocabulary: Vocabulary) -> Callable[..., AdaptiveAttention]:
+    def make(seed: int = 0, words: Vocabulary = vocabulary, **settings: float) -> AdaptiveAttention:
+        torch.manual_seed(seed)
+        chosen = AdaptiveAttentionSettings(**{"hidden": 8, "embedding": 5, "attention": 3, "dropout": 0.0, **settings})
+        return AdaptiveAttention(chosen, words, IDENTITY).eval()
+
+    return make
+
+
+@pytest.fixture
+def features() -> torch.Tensor:
+    return torch.randn(3, IDENTITY.regions, IDENTITY.width, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.fixture
+def tiny_data() -> tuple[Dataset, FeatureStore]:
+    """Twelve images with unequal numbers of captions, and features that tell them apart."""
+    rng = np.random.default_rng(0)
+    records = []
+    for number in range(12):
+        captions = tuple(" ".join(rng.choice(WORDS, size=rng.integers(2, 6))) for _ in range(1 + number % 4))
+        records.append(Record(str(number), f"{number}.png", ("train", "train", "val", "test")[number % 4], captions))
+    dataset = Dataset("tiny", Path(), tuple(records))
+    grid = rng.normal(size=(12, IDENTITY.regions, IDENTITY.width)).astype(np.float16)
+    return dataset, FeatureStore(grid, IDENTITY, dataset.digest)

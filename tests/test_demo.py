@@ -1,0 +1,84 @@
+"""The whole path at the smoke budget: render, encode, train three recipes, compare, report; then once more."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from tellapart.captioning import caption
+from tellapart.demo import run_demo
+from tellapart.engine.run import open_run
+from tellapart.errors import RecipeError, RunError
+from tellapart.evaluation.compare import compare
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("demo")
+    run_demo(folder, "smoke")
+    return folder
+
+
+def runs_of(demo: Path) -> dict[str, Path]:
+    return {path.name.rsplit("-", 1)[0]: path for path in (demo / "runs").iterdir()}
+
+
+def test_it_leaves_what_a_run_folder_promises(demo: Path) -> None:
+    runs = runs_of(demo)
+    assert set(runs) == {"scenes-mle", "scenes-mle-continued", "scenes-cl"}
+    for run in runs.values():
+        for name in ("recipe.yaml", "run.json", "metrics.jsonl", "captions.jsonl", "per_image.jsonl", "scores.json"):
+            assert (run / name).is_file(), name
+        rows = [json.loads(line) for line in (run / "captions.jsonl").open()]
+        assert len(rows) == 24
+        assert all(set(row) == {"id", "caption", "log_prob", "ended"} for row in rows)
+    assert not [path for path in demo.rglob("*") if path.name.endswith(".tmp")]
+
+
+def test_cl_starts_from_its_reference(demo: Path) -> None:
+    """Dropout off and equal weights: the first logged losses of CL lie near 2 ln 2."""
+    first = json.loads((runs_of(demo)["scenes-cl"] / "metrics.jsonl").read_text().splitlines()[0])
+    assert first["step"] == 2
+    assert first["loss"] == pytest.approx(1.386, abs=0.2)
+    made_from = json.loads((runs_of(demo)["scenes-cl"] / "run.json").read_text())["made_from"]
+    assert made_from["upstreams"]["start"] == made_from["upstreams"]["reference"]
+
+
+def test_the_report_is_self_contained_and_complete(demo: Path) -> None:
+    text = (demo / "report.html").read_text(encoding="utf-8")
+    assert not re.findall(r"(?:src|href)=\"(?!data:|#)", text)
+    assert "data:image/jpeg;base64," in text
+    assert "<svg" in text
+    for said in ("MLE continued", "Who retrieves what", "How the training went", "Near-duplicates side by side"):
+        assert said in text
+    comparison = json.loads((demo / "comparison.json").read_text())
+    assert list(comparison["rows"]) == ["MLE", "MLE continued", "CL"]
+    for figures in comparison["rows"].values():
+        assert figures["self_retrieval_chance_R@1"] == pytest.approx(1 / 24)
+
+
+def test_a_second_call_trains_nothing(demo: Path) -> None:
+    weights = {path: path.stat().st_mtime_ns for path in demo.rglob("model.safetensors")}
+    run_demo(demo, "smoke")
+    assert {path: path.stat().st_mtime_ns for path in demo.rglob("model.safetensors")} == weights
+
+
+def test_its_model_captions_a_picture_file(demo: Path) -> None:
+    picture = next((demo / "prepared").rglob("*.png"))
+    (row,) = caption([picture], runs_of(demo)["scenes-cl"])
+    assert row["id"] == str(picture)
+    assert row["log_prob"] < 0
+
+
+def test_a_comparison_needs_its_control(demo: Path) -> None:
+    run = open_run(runs_of(demo)["scenes-mle"])
+    with pytest.raises(RunError, match="control"):
+        compare({"MLE": run, "again": run}, control="other")
+
+
+def test_an_unknown_budget_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="did you mean 'smoke'"):
+        run_demo(tmp_path, "smok")
