@@ -45,7 +45,9 @@ def caption(
     captioner = load_captioner(Path(model)).to(best_device())
     encoder = registry.find("encoder", captioner.encoder.name)()
     if encoder.identity != captioner.encoder:
-        raise StoreError(f"{model}: was trained on features of another {captioner.encoder.name}; install the version it used")
+        raise StoreError(
+            f"{model}: was trained on features of another {captioner.encoder.name}; install the version it used"
+        )
     paths = _expand(images)
     rows: list[dict[str, Any]] = []
     for start in range(0, len(paths), BLOCK):

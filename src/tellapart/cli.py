@@ -49,7 +49,7 @@ def prepare(
 
     settings = DataSettings(source=data, encoder=encoder, prepared=str(prepared))
     result = prepare_data(settings, show_progress())
-    counts = {split: 0 for split in ("train", "val", "test")}
+    counts = dict.fromkeys(("train", "val", "test"), 0)
     for record in result.dataset:
         counts[record.split] += 1
     listed = ", ".join(f"{count} {split}" for split, count in counts.items() if count)
@@ -101,7 +101,7 @@ def caption(
 @app.command()
 def evaluate(
     what: Annotated[Path, typer.Argument(help="A run folder, or a file of captions (JSON, JSONL, COCO results).")],
-    data: Annotated[str | None, typer.Option(help="For a file of captions: the data set that holds the references.")] = None,
+    data: Annotated[str | None, typer.Option(help="For a file of captions: the data set with the references.")] = None,
     split: Annotated[str, typer.Option(help="The images to measure on.")] = "test",
     retrieval_images: LimitOption = None,
 ) -> None:

@@ -36,29 +36,30 @@ def write_jsonl(path: Path, rows: Iterable[Any]) -> None:
     write_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
 
 
-def read_json(path: Path, what: str = "file") -> Any:
-    """Parse a JSON file; a missing or broken one is a `DataError` that names it."""
+def read_text(path: Path, what: str = "file") -> str:
+    """A UTF-8 file's text; a file that has none is a `DataError` that names it."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise DataError(f"{path}: this {what} does not exist; check the path") from None
     except IsADirectoryError:
         raise DataError(f"{path}: this is a folder, a {what} was expected") from None
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8") from None
+
+
+def read_json(path: Path, what: str = "file") -> Any:
+    """Parse a JSON file; a missing or broken one is a `DataError` that names it."""
+    try:
+        return json.loads(read_text(path, what))
     except json.JSONDecodeError as error:
         raise DataError(f"{path}: not valid JSON (line {error.lineno}: {error.msg}); mend or replace it") from None
 
 
 def read_jsonl(path: Path, what: str = "file") -> list[Any]:
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except FileNotFoundError:
-        raise DataError(f"{path}: this {what} does not exist; check the path") from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8") from None
     rows = []
-    for number, line in enumerate(lines, start=1):
+    # Not splitlines(): it would cut a caption at signs such as U+2028 or U+0085, which JSON leaves as they are.
+    for number, line in enumerate(read_text(path, what).split("\n"), start=1):
         if not line.strip():
             continue
         try:
@@ -81,11 +82,24 @@ def new_folder(path: Path) -> Iterator[Path]:
             if file.is_file():
                 with open(file, "rb") as handle:
                     os.fsync(handle.fileno())
-        if path.exists():
-            shutil.rmtree(path)
-        os.replace(temporary, path)
+        _replace_folder(temporary, path)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _replace_folder(new: Path, path: Path) -> None:
+    """Give a folder its name; one that had it before goes only when that has succeeded."""
+    old = path.with_name(f"{path.name}.old")
+    if path.exists():
+        shutil.rmtree(old, ignore_errors=True)
+        os.replace(path, old)
+    try:
+        os.replace(new, path)
+    except OSError:
+        if old.exists():
+            os.replace(old, path)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def digest_of(value: Any) -> str:

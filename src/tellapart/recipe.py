@@ -35,7 +35,7 @@ class DataSettings(Section):
     """Where the pictures and captions are, and how words are made from captions."""
 
     source: str = Field(description="'scenes', a Karpathy .json file, or a folder of pictures")
-    scenes: ScenesSettings = Field(default_factory=ScenesSettings)
+    scenes: ScenesSettings = ScenesSettings()
     encoder: str = "efficientnet-lite0"
     prepared: str = Field("prepared", description="folder for rendered scenes and feature stores")
     normaliser: Literal["plain", "alphabetic"] = "plain"
@@ -62,7 +62,7 @@ class TrainingSettings(Section):
     betas: tuple[float, float] = (0.9, 0.999)
     weight_decay: float = Field(0.0, ge=0)
     clip_norm: float | None = Field(5.0, gt=0)
-    keep: Literal["best", "last"] = Field("last", description="the checkpoint the run stands for; best by validation loss")
+    keep: Literal["best", "last"] = Field("last", description="which checkpoint to use; best by validation loss")
     validate_every: int | None = Field(None, ge=1, description="steps; null: every epoch")
     log_every: int = Field(20, ge=1, description="steps")
 
@@ -90,14 +90,14 @@ class Recipe(Section):
 
     name: str = Field(pattern=r"^[\w.-]+$")
     description: str = ""
-    seed: int = 0
+    seed: int = Field(0, ge=0)
     data: DataSettings
     captioner: dict[str, Any]
     objective: dict[str, Any]
     start: Upstream | None = Field(None, description="the target's first weights")
     reference: Upstream | None = Field(None, description="the frozen captioner the target is compared with")
     training: TrainingSettings
-    decoding: DecodingSettings = Field(default_factory=DecodingSettings)
+    decoding: DecodingSettings = DecodingSettings()
 
     @classmethod
     def load(cls, path: Path, overrides: Sequence[str] = ()) -> Recipe:
@@ -178,7 +178,7 @@ def _content(path: Path, overrides: Sequence[str], above: tuple[Path, ...]) -> d
     content = read_yaml(path)
     for override in overrides:
         _set(content, override)
-    for role in ("reference", "start"):  # what `start` gives comes last and so wins
+    for role in ("start", "reference"):  # the reference fills in only what the start has left open
         section = content.get(role)
         if not isinstance(section, dict) or not isinstance(section.get("from"), str):
             continue
@@ -187,8 +187,17 @@ def _content(path: Path, overrides: Sequence[str], above: tuple[Path, ...]) -> d
         for key in ("data", "captioner"):
             own = content.get(key, {})
             if isinstance(own, dict) and isinstance(inherited.get(key), dict):
-                content[key] = {**inherited[key], **own}
+                content[key] = _filled(own, inherited[key])
     return content
+
+
+def _filled(own: dict[str, Any], inherited: dict[str, Any]) -> dict[str, Any]:
+    """A section with what it does not say itself, also in the sections inside it."""
+    filled = {**inherited, **own}
+    for key, value in own.items():
+        if isinstance(value, dict) and isinstance(inherited.get(key), dict):
+            filled[key] = _filled(value, inherited[key])
+    return filled
 
 
 def _upstream_path(named: str, recipe: Path, where: str) -> Path:
@@ -213,10 +222,11 @@ def _set(content: dict[str, Any], override: str) -> None:
     *sections, last = key.split(".")
     place = content
     for section in sections:
-        inner = place.setdefault(section, {})
-        if not isinstance(inner, dict):
+        if place.get(section) is None:  # absent, or written as null
+            place[section] = {}
+        if not isinstance(place[section], dict):
             raise RecipeError(f"'{override}': {section} is a value, not a section")
-        place = inner
+        place = place[section]
     place[last] = value
 
 
@@ -247,7 +257,7 @@ def _explain(error: ValidationError, model: type[BaseModel], prefix: str) -> lis
     lines = []
     for problem in error.errors():
         location = [str(part) for part in problem["loc"]]
-        key = prefix + ".".join(location)
+        key = (prefix + ".".join(location)).rstrip(".")
         if problem["type"] == "extra_forbidden":
             known = _keys(model, location[:-1])
             lines.append(f"{key}: there is no such key{did_you_mean(location[-1], known)}")
@@ -256,7 +266,7 @@ def _explain(error: ValidationError, model: type[BaseModel], prefix: str) -> lis
         else:
             message = problem["msg"].removeprefix("Value error, ")
             given = "" if isinstance(problem["input"], dict) else f" (it is {problem['input']!r})"
-            lines.append(f"{key or prefix.rstrip('.')}: {message}{given}")
+            lines.append(f"{key}: {message}{given}")
     return lines
 
 

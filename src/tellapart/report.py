@@ -17,9 +17,9 @@ from tellapart.files import read_jsonl, write_json, write_text
 from tellapart.metrics import PairedDifference
 
 COLUMNS = [  # figure, heading, what it means, how it is printed
-    ("self_retrieval_R@1", "Finds its image", "share of captions that rank their own image first, by the model's own p(caption|image)", "percent"),
+    ("self_retrieval_R@1", "Finds its image", "share of captions that rank their own image first of all", "percent"),
     ("self_retrieval_mean_rank", "Mean rank", "mean rank of the own image; 1 is best", "number"),
-    ("under_judge_R@1", "… under the first model", "the same share when the first model in this table ranks the images", "percent"),
+    ("under_judge_R@1", "… under the first model", "the same when the first model ranks the images", "percent"),
     ("CIDEr", "CIDEr", "CIDEr-D: agreement with what people wrote", "figure"),
     ("Bleu_4", "BLEU-4", "agreement with what people wrote", "figure"),
     ("distinct", "Distinct", "share of captions that differ from all others", "percent"),
@@ -82,8 +82,10 @@ def shown(value: float | None, kind: str) -> str:
     """A figure as people read it."""
     if value is None:
         return "–"
-    forms = {"percent": f"{100 * value:.1f} %", "figure": f"{value:.3f}", "number": f"{value:.2f}", "count": f"{value:.0f}"}
-    return forms[kind]
+    if kind == "percent":
+        return f"{100 * value:.1f} %"
+    digits = {"figure": 3, "number": 2, "count": 0}[kind]
+    return f"{value:.{digits}f}"
 
 
 def _difference_rows(comparison: Comparison) -> list[tuple[str, str, str]]:
@@ -200,10 +202,10 @@ def _curves(comparison: Comparison) -> str:
                 axis.plot(*zip(*points, strict=True), style, markersize=3, linewidth=1.4, label=split)
             axis.set_title(f"{label}: loss")
         for axis, (label, rows) in zip(axes[0][len(journals) :], contrastive.items(), strict=True):
-            points = [row for row in rows if row["split"] == "train"]
-            steps = [row["step"] for row in points]
-            axis.plot(steps, [row["log_ratio_positive"] for row in points], label="true pairs, G⁺")
-            axis.plot(steps, [row["log_ratio_negative"] for row in points], label="mismatched, G⁻")
+            logged = [row for row in rows if row["split"] == "train"]
+            steps = [row["step"] for row in logged]
+            axis.plot(steps, [row["log_ratio_positive"] for row in logged], label="true pairs, G⁺")
+            axis.plot(steps, [row["log_ratio_negative"] for row in logged], label="mismatched, G⁻")
             axis.set_title(f"{label}: log ratio to reference")
         for axis in axes[0]:
             axis.legend(frameon=False, fontsize=8)

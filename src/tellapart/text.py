@@ -30,10 +30,11 @@ def alphabetic_words(sentence: str) -> list[str]:
     >>> alphabetic_words("Two dogs, 3 cats 🐈!")
     ['two', 'dogs', 'cats', '🐈']
     """
-    kept = []
-    for character in _APOSTROPHE.sub("", sentence.lower()):
+    kept = [" "]
+    for character in _APOSTROPHE.sub("", _lower(sentence)):
         category = unicodedata.category(character)
-        if category[0] in "LM":
+        # A mark belongs to the letter before it; the invisible one that styles an emoji is no word.
+        if category[0] == "L" or (category[0] == "M" and not kept[-1].endswith(" ")):
             kept.append(character)
         elif category == "So":  # emoji are words of their own
             kept.append(f" {character} ")
@@ -48,7 +49,12 @@ def plain_words(sentence: str) -> list[str]:
     >>> plain_words("The dog's No. 7 shirt.")
     ['the', 'dogs', 'no', '7', 'shirt']
     """
-    return _WORD.findall(_APOSTROPHE.sub("", sentence.lower()))
+    return _WORD.findall(_APOSTROPHE.sub("", _lower(sentence)))
+
+
+def _lower(sentence: str) -> str:
+    """Lower case in NFC: an accent stored as a mark of its own is no letter and would cut its word in two."""
+    return unicodedata.normalize("NFC", sentence.lower())
 
 
 NORMALISERS: dict[str, Callable[[str], list[str]]] = {"alphabetic": alphabetic_words, "plain": plain_words}
@@ -125,7 +131,9 @@ class Vocabulary:
     @classmethod
     def load(cls, path: Path) -> Vocabulary:
         stored = read_json(path, "vocabulary")
-        try:
-            return cls(stored["words"], stored["normaliser"], stored["max_words"])
-        except (KeyError, TypeError):
-            raise DataError(f"{path}: not a vocabulary (needs words, normaliser, max_words); save it again") from None
+        match stored:
+            case {"words": list(words), "normaliser": str(normaliser), "max_words": int(max_words)} if all(
+                isinstance(word, str) for word in words
+            ):
+                return cls(words, normaliser, max_words)
+        raise DataError(f"{path}: not a vocabulary (needs words, normaliser, max_words); save it again")

@@ -17,7 +17,9 @@ Make = Callable[..., AdaptiveAttention]
 TINY = Vocabulary(("a", "red", "house"))
 
 
-def exhaustive(model: AdaptiveAttention, features: torch.Tensor, longest: int, unknown: bool) -> list[tuple[str, float]]:
+def exhaustive(
+    model: AdaptiveAttention, features: torch.Tensor, longest: int, unknown: bool
+) -> list[tuple[str, float]]:
     """The likeliest ended caption of up to `longest` words for each image, by scoring all of them."""
     words = [w for w in range(len(TINY)) if w > END and (unknown or w != UNKNOWN)]
     rows = [
@@ -37,7 +39,9 @@ def exhaustive(model: AdaptiveAttention, features: torch.Tensor, longest: int, u
 
 @pytest.mark.parametrize("unknown", [True, False])
 @pytest.mark.parametrize("seed", range(4))
-def test_a_wide_beam_equals_exhaustive_search(make_captioner: Make, features: torch.Tensor, seed: int, unknown: bool) -> None:
+def test_a_wide_beam_equals_exhaustive_search(
+    make_captioner: Make, features: torch.Tensor, seed: int, unknown: bool
+) -> None:
     model = make_captioner(seed=seed, words=TINY)
     with torch.no_grad():
         model.predict.weight *= 6  # sharp enough that captions of several words win

@@ -69,7 +69,10 @@ def test_stopping_and_resuming_is_bit_equal(
     for moments, others in zip(*(state["optimisers"]["train"]["state"].values() for state in states), strict=True):
         assert all(torch.equal(moments[key], others[key]) for key in moments)
     journals = [
-        [{k: v for k, v in json.loads(line).items() if k != "seconds"} for line in (tmp_path / n / "metrics.jsonl").open()]
+        [
+            {k: v for k, v in json.loads(line).items() if k != "seconds"}
+            for line in (tmp_path / n / "metrics.jsonl").open()
+        ]
         for n in ("straight", "resumed")
     ]
     assert journals[0] == journals[1]

@@ -50,7 +50,12 @@ def test_equal_captions_are_scored_once(
     model = make_captioner(seed=1)
     scored = []
     real = model.log_prob
-    monkeypatch.setattr(model, "log_prob", lambda memory, tokens, images: scored.append(len(tokens)) or real(memory, tokens, images))
+
+    def counting(memory: object, tokens: torch.Tensor, images: torch.Tensor) -> torch.Tensor:
+        scored.append(len(tokens))
+        return real(memory, tokens, images)
+
+    monkeypatch.setattr(model, "log_prob", counting)
     log_prob_matrix(model, tiny_data[1], ROWS, CAPTIONS)
     assert sum(scored) == len(set(CAPTIONS)) * len(ROWS)
 

@@ -72,9 +72,7 @@ class AdaptiveAttention(Captioner):
     Settings = AdaptiveAttentionSettings
     settings: AdaptiveAttentionSettings
 
-    def __init__(
-        self, settings: AdaptiveAttentionSettings, vocabulary: Vocabulary, encoder: EncoderIdentity
-    ) -> None:
+    def __init__(self, settings: AdaptiveAttentionSettings, vocabulary: Vocabulary, encoder: EncoderIdentity) -> None:
         super().__init__(settings, vocabulary, encoder)
         width, embedding, attention = settings.hidden, settings.embedding, settings.attention
         self.normalise = nn.LayerNorm(encoder.width)

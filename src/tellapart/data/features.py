@@ -72,7 +72,7 @@ class FeatureStore:
     def check(self, dataset: Dataset, encoder: EncoderIdentity) -> None:
         """Refuse a store made from other records or by another encoder."""
         if self.records != dataset.digest:
-            raise StoreError(f"this feature store was made from other records than {dataset.name}; prepare the data again")
+            raise StoreError(f"this feature store was made from other records than {dataset.name}; prepare it again")
         if self.encoder != encoder:
             raise StoreError(
                 f"this feature store was made by {self.encoder.name} with other weights or preprocessing "
@@ -119,9 +119,7 @@ def write_store(
     _begin(folder, plan)
     grid = np.lib.format.open_memmap(folder / "grid.npy", mode="r+")
     starts = range(0, len(dataset), SHARD)
-    finished = sum(
-        min(SHARD, len(dataset) - start) for start in starts if (folder / f"shard-{start}.done").exists()
-    )
+    finished = sum(min(SHARD, len(dataset) - start) for start in starts if (folder / f"shard-{start}.done").exists())
     for start in starts:
         marker = folder / f"shard-{start}.done"
         if marker.exists():

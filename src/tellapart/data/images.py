@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
+import struct
 import warnings
 from pathlib import Path
 
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, UnidentifiedImageError
 
 from tellapart.errors import DataError
 
 FORMATS = ("JPEG", "PNG", "WEBP")
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp"})
 MAX_PIXELS = 100_000_000
+
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
 
 
 def load_image(path: Path, at_least: int | None = None) -> Image.Image:
@@ -34,23 +45,34 @@ def load_image(path: Path, at_least: int | None = None) -> Image.Image:
                 )
             if at_least is not None:
                 image.draft("RGB", (at_least, at_least))
-            upright = ImageOps.exif_transpose(image)
-            return _as_rgb(upright)
+            return _as_rgb(_upright(image))
     except FileNotFoundError:
         raise DataError(f"{path}: this picture does not exist; check the path") from None
     except UnidentifiedImageError:
         raise DataError(f"{path}: not a picture in a known format; use {', '.join(FORMATS)}") from None
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+    except Image.DecompressionBombError:  # Pillow's own, higher cap, also read from the header
+        raise DataError(f"{path}: its pixels are over the cap of {MAX_PIXELS:,}; make it smaller") from None
+    except (OSError, SyntaxError, ValueError) as error:
         raise DataError(f"{path}: this picture is broken ({error}); replace or remove it") from None
 
 
+def _upright(image: Image.Image) -> Image.Image:
+    """Turned as its EXIF block says. Of the block only this is read: much of what cameras write there is broken."""
+    try:
+        orientation = image.getexif().get(ExifTags.Base.Orientation)
+    except (SyntaxError, ValueError, TypeError, KeyError, struct.error):
+        return image
+    turn = _TURNS.get(orientation) if isinstance(orientation, int) else None
+    return image if turn is None else image.transpose(turn)
+
+
 def _as_rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I;16") or image.mode == "I":
+        # Pillow clips 16-bit greyscale when it converts; bring it to 8 bits by scale.
+        return image.point(lambda value: value / 256).convert("L").convert("RGB")
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
         # Transparent pixels are shown on white, as a page would show them.
         layer = image.convert("RGBA")
         white = Image.new("RGBA", layer.size, "white")
         return Image.alpha_composite(white, layer).convert("RGB")
-    if image.mode.startswith("I;16") or image.mode == "I":
-        # Pillow clips 16-bit greyscale when it converts; bring it to 8 bits by scale.
-        return image.point(lambda value: value / 256).convert("L").convert("RGB")
     return image.convert("RGB")

@@ -15,7 +15,7 @@ from typing import Any
 from tellapart.data.images import SUFFIXES
 from tellapart.data.records import SPLITS, Dataset, Record
 from tellapart.errors import DataError
-from tellapart.files import read_json
+from tellapart.files import read_json, read_text
 
 
 def read_dataset(source: Path) -> Dataset:
@@ -25,7 +25,7 @@ def read_dataset(source: Path) -> Dataset:
     if source.suffix == ".json":
         return read_karpathy(source)
     if not source.exists():
-        raise DataError(f"{source}: there is no such data; give a Karpathy .json file, a folder of pictures, or 'scenes'")
+        raise DataError(f"{source}: does not exist; give a Karpathy .json file, a folder of pictures, or 'scenes'")
     raise DataError(f"{source}: this kind of file is not read; give a Karpathy .json file or a folder of pictures")
 
 
@@ -51,8 +51,11 @@ def read_karpathy(path: Path) -> Dataset:
         split = "train" if split == "restval" else split
         if split not in SPLITS:
             raise DataError(f"{where} ({filename}): split is {split!r}; it must be train, restval, val or test")
-        relative = Path(image.get("filepath", fallback)) / filename
-        if not (root / relative).resolve().is_relative_to(root.resolve()):
+        filepath = image.get("filepath", fallback)
+        if not isinstance(filepath, str):
+            raise DataError(f"{where}: 'filepath' is {filepath!r}; it must name a folder, or be left out")
+        relative = Path(filepath) / filename
+        if "\0" in str(relative) or not (root / relative).resolve().is_relative_to(root.resolve()):
             raise DataError(f"{where}: '{relative}' leaves the data set's folder; image names must stay inside it")
         captions = tuple(_captions(image.get("sentences"), where))
         records.append(
@@ -81,14 +84,14 @@ def _captions(sentences: Any, where: str) -> list[str]:
 
 
 def read_folder(folder: Path) -> Dataset:
-    """Every picture below a folder, in the split `test`; `photo.txt` beside `photo.jpg` holds its captions, one a line."""
+    """Every picture below a folder, as split `test`; `photo.txt` beside `photo.jpg` holds its captions, one a line."""
     paths = sorted(p for p in folder.rglob("*") if p.suffix.lower() in SUFFIXES and p.is_file())
     if not paths:
         raise DataError(f"{folder}: no picture found; pictures end in {', '.join(sorted(SUFFIXES))}")
     records = []
     for path in paths:
         sidecar = path.with_suffix(".txt")
-        lines = sidecar.read_text(encoding="utf-8").splitlines() if sidecar.is_file() else []
+        lines = read_text(sidecar, "caption file").splitlines() if sidecar.is_file() else []
         captions = tuple(line.strip() for line in lines if line.strip())
         name = path.relative_to(folder).as_posix()
         records.append(Record(id=name, image=name, split="test", captions=captions))

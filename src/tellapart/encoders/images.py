@@ -1,7 +1,7 @@
 """Frozen pretrained image encoders: a picture becomes a grid of region features.
 
 The weights come with a Python package, so nothing is downloaded at run time. On the CPU the network runs under ONNX
-Runtime, about four times as fast as eager torch; it is exported once and cached.
+Runtime, several times as fast as eager torch (`benchmarks/encoder.py`); it is exported once and cached.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class EfficientNetLite0:
         import torch
         from efficientnet_lite_pytorch import EfficientNet
 
-        network = EfficientNet.from_name("efficientnet-lite0")
+        network: torch.nn.Module = EfficientNet.from_name("efficientnet-lite0")
         network.load_state_dict(torch.load(self.weights_path, weights_only=True))
         network.eval()
         return network

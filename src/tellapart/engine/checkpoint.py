@@ -29,7 +29,8 @@ FORMAT = 1
 
 def save_captioner(captioner: Captioner, folder: Path) -> None:
     """Write a model folder's files into an existing folder."""
-    save_file({name: tensor.contiguous() for name, tensor in captioner.state_dict().items()}, folder / "model.safetensors")
+    weights = {name: tensor.contiguous() for name, tensor in captioner.state_dict().items()}
+    save_file(weights, folder / "model.safetensors")
     captioner.vocabulary.save(folder / "vocabulary.json")
     description = {
         "format": FORMAT,
@@ -49,7 +50,7 @@ def load_captioner(folder: Path, overrides: dict[str, Any] | None = None) -> Cap
     folder = model_folder(folder)
     description = read_json(folder / "model.json", "model description")
     if description.get("format") != FORMAT:
-        raise RunError(f"{folder}: model format {description.get('format')!r} is not known; this version reads {FORMAT}")
+        raise RunError(f"{folder}: model format {description.get('format')!r} is unknown; this version reads {FORMAT}")
     section = dict(description["captioner"])
     cls = registry.find("captioner", section.pop("name"))
     vocabulary = Vocabulary.load(folder / "vocabulary.json")
@@ -61,7 +62,9 @@ def load_captioner(folder: Path, overrides: dict[str, Any] | None = None) -> Cap
         raise RunError(f"{folder}: model.safetensors cannot be read ({error}); take another checkpoint") from None
     except (RuntimeError, ValidationError) as error:
         reason = str(error).splitlines()[0]
-        raise RunError(f"{folder}: the weights do not fit these settings ({reason}); use the settings it was trained with") from None
+        raise RunError(
+            f"{folder}: the weights do not fit these settings ({reason}); use the settings it was trained with"
+        ) from None
     return captioner.eval()
 
 
@@ -93,7 +96,9 @@ def save_checkpoint(run: Path, captioner: Captioner, step: int, trainer: dict[st
             torch.save(trainer, folder / "trainer.pt")
         point(run, "last", name)
     except OSError as error:
-        raise RunError(f"{run}: the checkpoint of step {step} could not be written ({error}); earlier ones are kept") from None
+        raise RunError(
+            f"{run}: the checkpoint of step {step} could not be written ({error}); earlier ones are kept"
+        ) from None
 
 
 def point(run: Path, pointer: str, name: str) -> None:

@@ -86,8 +86,8 @@ def train(
             if done % settings.log_every == 0 or done == steps:
                 figures = _means(window)
                 window = {}
-                elapsed = time.monotonic() - began
-                journal.add({"step": done, "split": "train", **figures, "learning_rate": rate, "seconds": round(elapsed, 2)})
+                elapsed = round(time.monotonic() - began, 2)
+                journal.add({"step": done, "split": "train", **figures, "learning_rate": rate, "seconds": elapsed})
                 line.update(done, steps, {"loss": figures["loss"]})
             if done % every == 0 or done == steps:
                 figures = validate(objective, validation, Progress(done, steps))
@@ -100,7 +100,7 @@ def train(
                 checkpoint.remove_old_checkpoints(folder)
             if stop_asked() and done < steps:
                 save(done)
-                raise Interrupted(f"{folder}: stopped after step {done} of {steps}, all saved; the same command continues")
+                raise Interrupted(f"{folder}: stopped after step {done} of {steps}; saved, the same command continues")
     kept = checkpoint.checkpoint_path(folder, settings.keep).name
     checkpoint.point(folder, "kept", kept)
     checkpoint.remove_old_checkpoints(folder)

@@ -16,8 +16,8 @@ import torch
 from tellapart.captioners.base import Captioner
 from tellapart.data.batches import BatchSource
 from tellapart.data.prepare import OnProgress, Prepared, prepare
-from tellapart.engine.checkpoint import load_captioner, model_digest
 from tellapart.engine import loop
+from tellapart.engine.checkpoint import load_captioner, model_digest
 from tellapart.engine.progress import ProgressLine
 from tellapart.errors import RunError
 from tellapart.files import digest_of, read_json, write_json, write_text
@@ -123,7 +123,7 @@ def _upstream(upstream: Upstream, recipe: Recipe, runs: Path, on_progress: OnPro
 def _portable(recipe: Recipe, upstreams: dict[str, Run], folder: Path) -> Recipe:
     """The recipe with its upstream recipes replaced by the runs they became, relative to this run's folder."""
     named = {role: os.path.relpath(run.folder, folder) for role, run in upstreams.items()}
-    return recipe.model_copy(update={role: Upstream(from_=path) for role, path in named.items()})
+    return recipe.model_copy(update={role: Upstream.model_validate({"from": path}) for role, path in named.items()})
 
 
 def _train(recipe: Recipe, prepared: Prepared, upstreams: dict[str, Run], folder: Path) -> None:
@@ -132,9 +132,10 @@ def _train(recipe: Recipe, prepared: Prepared, upstreams: dict[str, Run], folder
     if "start" in upstreams:
         target = load_captioner(upstreams["start"].folder, captioner_settings.model_dump())
     else:
-        training_captions = [caption for record in prepared.dataset.split("train") for caption in record.captions]
-        words = Vocabulary.build(training_captions, recipe.data.min_count, recipe.data.normaliser, recipe.data.max_words)
-        target = captioner_class(captioner_settings, words, prepared.store.encoder)
+        data = recipe.data
+        captions = [caption for record in prepared.dataset.split("train") for caption in record.captions]
+        vocabulary = Vocabulary.build(captions, data.min_count, data.normaliser, data.max_words)
+        target = captioner_class(captioner_settings, vocabulary, prepared.store.encoder)
     prepared.store.check(prepared.dataset, target.encoder)
     reference = load_captioner(upstreams["reference"].folder) if "reference" in upstreams else None
     device = best_device()
@@ -155,7 +156,8 @@ def _train(recipe: Recipe, prepared: Prepared, upstreams: dict[str, Run], folder
         )
         for split in ("train", "val")
     }
-    loop.train(objective, sources["train"], sources["val"], recipe.training, recipe.seed, folder, f"training {recipe.name}")
+    label = f"training {recipe.name}"
+    loop.train(objective, sources["train"], sources["val"], recipe.training, recipe.seed, folder, label)
 
 
 def show_progress() -> OnProgress:

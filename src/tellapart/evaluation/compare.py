@@ -87,7 +87,7 @@ def compare(
     prepared = prepare(first.recipe.data)
     for label, run in runs.items():
         if prepare(run.recipe.data).dataset.digest != prepared.dataset.digest:
-            raise RunError(f"{label} ({run.folder}) was trained on other data than {first.folder}; compare runs on the same data")
+            raise RunError(f"{label} ({run.folder}) has other data than {first.folder}; compare runs on the same data")
     records = prepared.dataset.split(split)
     rows = []
     for label, run in runs.items():
@@ -97,8 +97,8 @@ def compare(
             under_judge = np.array([row["rank"] for row in ranked])
         else:
             captions = [row["caption"] for row in ranked]
-            judged = rank_captions(first, prepared, records[: len(ranked)], captions, f"{label} under {next(iter(runs))}")
-            under_judge = judged.ranks
+            progress_label = f"{label} under {next(iter(runs))}"
+            under_judge = rank_captions(first, prepared, records[: len(ranked)], captions, progress_label).ranks
         rows.append(Row(label, run, evaluation, under_judge))
     by_label = {row.label: row for row in rows}
     return Comparison(rows, control, _differences(by_label[control], rows[-1], records), records, prepared)
@@ -109,7 +109,7 @@ def _differences(control: Row, compared: Row, records: list[Record]) -> dict[str
     judged = families[: len(compared.under_judge)]
 
     def hits(ranks: np.ndarray) -> np.ndarray:
-        return (ranks == 1).astype(np.float64)
+        return np.asarray(ranks == 1, dtype=np.float64)
 
     ranks = [row.evaluation.values("rank") for row in (control, compared)]
     under = [row.under_judge for row in (control, compared)]

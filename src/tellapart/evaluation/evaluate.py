@@ -126,7 +126,9 @@ def caption_records(run: Run, prepared: Prepared, records: list[Record]) -> list
     return captions
 
 
-def rank_captions(run: Run, prepared: Prepared, records: list[Record], captions: list[str], label: str) -> SelfRetrieval:
+def rank_captions(
+    run: Run, prepared: Prepared, records: list[Record], captions: list[str], label: str
+) -> SelfRetrieval:
     """Rank these images for each caption under the run's model, whoever wrote the captions."""
     rows = [prepared.dataset.row(record.id) for record in records]
     line = ProgressLine(label, " pairs")
@@ -151,8 +153,6 @@ def read_captions(path: Path) -> dict[str, str]:
     return captions
 
 
-
-
 def evaluate_captions(path: Path, data: str | None, split: str = "test") -> Scores:
     """Score a file of anyone's captions against a data set's references."""
     if data is None:
@@ -161,5 +161,7 @@ def evaluate_captions(path: Path, data: str | None, split: str = "test") -> Scor
     records = {record.id: record for record in open_dataset(DataSettings(source=data)).split(split)}
     unknown = [id for id in captions if id not in records]
     if unknown:
-        raise DataError(f"{path}: '{unknown[0]}' is no image of the split '{split}' ({len(unknown)} such ids); check --split")
+        raise DataError(
+            f"{path}: '{unknown[0]}' ({len(unknown)} such ids) is not in split '{split}'; check --split"
+        )
     return evaluate({id: records[id].captions for id in captions}, captions)

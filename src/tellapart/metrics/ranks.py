@@ -32,9 +32,7 @@ def rank_of_true(scores: NDArray[np.floating], true: NDArray[np.integer]) -> NDA
     So does a score that is not a number.
     """
     if scores.ndim != 2 or true.shape != scores.shape[:1]:
-        raise ValueError(
-            f"need scores [queries, items] and true [queries], got {scores.shape} and {true.shape}"
-        )
+        raise ValueError(f"need scores [queries, items] and true [queries], got {scores.shape} and {true.shape}")
     queries, items = scores.shape
     if queries and not (true.min() >= 0 and true.max() < items):
         raise ValueError(f"true items must lie in 0…{items - 1}, got {true.min()}…{true.max()}")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import re
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -12,11 +10,9 @@ from tellapart.errors import DataError
 from tellapart.metrics.bleu import ORDERS, bleu_scores
 from tellapart.metrics.cider import cider_scores
 from tellapart.metrics.diversity import caption_diversity
+from tellapart.text import plain_words
 
 FAMILIES = ("bleu", "cider", "diversity")
-
-_INNER_APOSTROPHE = re.compile(r"(?<=[^\W_])['\u2019](?=[^\W_])")
-_NO_WORD = re.compile(r"[\W_]+")
 
 
 @dataclass(frozen=True)
@@ -38,9 +34,7 @@ def tokenize(captions: Sequence[str]) -> list[str]:
     words. These are not the Penn Treebank (PTB) tokens of the COCO caption tool: figures by these tokens
     differ slightly from published ones. Pass PTB tokens with `tokenized=True` to get those exactly.
     """
-    # NFC first: an accent stored as a mark of its own is no letter and would cut its word in two.
-    normal = (unicodedata.normalize("NFC", caption.lower()) for caption in captions)
-    return [_NO_WORD.sub(" ", _INNER_APOSTROPHE.sub("", caption)).strip() for caption in normal]
+    return [" ".join(plain_words(caption)) for caption in captions]
 
 
 def evaluate(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar, Generic, NamedTuple, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
 import torch
 from pydantic import BaseModel
@@ -21,7 +21,8 @@ from tellapart.data.batches import Batch, Kind
 Model = TypeVar("Model", bound=nn.Module)
 
 
-class Total(NamedTuple):
+@dataclass(frozen=True)
+class Total:
     """A sum over `count` items."""
 
     sum: torch.Tensor
@@ -89,10 +90,10 @@ class Objective(nn.Module, ABC):
     def forward(self, batch: Batch, progress: Progress, phase: str = "train") -> dict[str, Total]:
         """Totals of one batch; `loss` is minimised."""
 
-    def epoch_start(self, epoch: int) -> None:  # noqa: B027  (a hook, empty by default)
+    def epoch_start(self, epoch: int) -> None:
         """Called before each epoch, e.g. for clustering."""
 
-    def after_step(self) -> None:  # noqa: B027
+    def after_step(self) -> None:
         """Called after each update, e.g. for momentum encoders and banks."""
 
 

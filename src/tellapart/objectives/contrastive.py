@@ -113,7 +113,7 @@ class Contrastive(Objective):
 
     def __init__(self, settings: ContrastiveSettings, target: Captioner, reference: Captioner | None = None) -> None:
         if reference is None:
-            raise RecipeError("the contrastive objective needs a frozen captioner; set reference.from to a run or a recipe")
+            raise RecipeError("the contrastive objective needs a reference; set reference.from to a run or a recipe")
         super().__init__(settings, target, reference)
 
     @classmethod

@@ -52,8 +52,7 @@ def make_scenes(train: int, val: int, test: int, seed: int = 0) -> list[SceneRec
     seen: set[object] = set()
     # The test scenes are made first: they stay the same however many scenes are there to train on.
     splits = {
-        split: make_split(split, many, seed, seen)
-        for split, many in (("test", test), ("val", val), ("train", train))
+        split: make_split(split, many, seed, seen) for split, many in (("test", test), ("val", val), ("train", train))
     }
     return [*splits["train"], *splits["val"], *splits["test"]]
 

@@ -224,9 +224,7 @@ def draw_street(canvas: Canvas, light: Light, rng: random.Random, dark: bool) ->
     start = between(rng, -20, 0)
     for number in range(6):
         left = start + number * 44
-        canvas.polygon(
-            [(left, 199), (left + 24, 199), (left + 22, 203), (left - 3, 203)], light.on((250, 244, 220))
-        )
+        canvas.polygon([(left, 199), (left + 24, 199), (left + 22, 203), (left - 3, 203)], light.on((250, 244, 220)))
 
 
 def draw_lake(canvas: Canvas, light: Light, rng: random.Random, dark: bool) -> None:

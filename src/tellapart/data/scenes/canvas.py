@@ -59,11 +59,7 @@ def ramp(stops: Stops) -> Image.Image:
 
 def vertical(width: int, height: int, stops: Stops) -> Image.Image:
     # Stretched in two steps, because only the short first one needs to interpolate.
-    return (
-        ramp(stops)
-        .resize((1, height), Image.Resampling.BILINEAR)
-        .resize((width, height), Image.Resampling.NEAREST)
-    )
+    return ramp(stops).resize((1, height), Image.Resampling.BILINEAR).resize((width, height), Image.Resampling.NEAREST)
 
 
 def horizontal(width: int, height: int, stops: Stops) -> Image.Image:
@@ -103,9 +99,7 @@ class Canvas:
         self.draw.rectangle(self.box(x0, y0, x1, y1), fill=(*colour, alpha))
 
     def line(self, points: Sequence[Point], colour: RGB, width: float, alpha: int = 255) -> None:
-        self.draw.line(
-            self.points(points), fill=(*colour, alpha), width=max(1, self.px(width)), joint="curve"
-        )
+        self.draw.line(self.points(points), fill=(*colour, alpha), width=max(1, self.px(width)), joint="curve")
 
     def gradient(self, y0: float, y1: float, stops: Stops) -> None:
         """A band across the whole picture."""
@@ -148,9 +142,7 @@ def arc(cx: float, cy: float, rx: float, ry: float, start: float, end: float, st
 class Brush:
     """Draws one thing in its box: coordinates go from (0, 0), top left, to (1, 1), bottom right."""
 
-    def __init__(
-        self, canvas: Canvas, box: tuple[float, float, float, float], light: Light, flipped: bool
-    ) -> None:
+    def __init__(self, canvas: Canvas, box: tuple[float, float, float, float], light: Light, flipped: bool) -> None:
         self.canvas = canvas
         self.x, self.y, self.width, self.height = box
         self.light = light

@@ -163,9 +163,7 @@ def plan_medium(rng: random.Random, scene: Scene) -> Plan:
     chosen: list[tuple[int, str]] = []
     extra = ""
     if likely(rng, 0.5):
-        extra = pick(
-            rng, ("related", "related", "weather") if len(mentioned) > 1 else ("side", "weather", "weather")
-        )
+        extra = pick(rng, ("related", "related", "weather") if len(mentioned) > 1 else ("side", "weather", "weather"))
         budget -= 1
     for index, attribute in shuffled(rng, [d for i in mentioned for d in details_of(scene.groups[i], i)]):
         # Colours and numbers are what people mention first.

@@ -58,9 +58,7 @@ def draw_tree(brush: Brush, colour: RGB, pattern: str, dark: bool) -> None:
     ]
     brush.body(crown, colour)
     for x, y, radius in ((0.44, 0.13, 0.13), (0.24, 0.30, 0.10), (0.18, 0.48, 0.10), (0.60, 0.34, 0.11)):
-        brush.flat(
-            Oval(x - radius, y - radius * 0.5, x + radius, y + radius * 0.5), lighter(colour, 0.3), 110
-        )
+        brush.flat(Oval(x - radius, y - radius * 0.5, x + radius, y + radius * 0.5), lighter(colour, 0.3), 110)
 
 
 def draw_tent(brush: Brush, colour: RGB, pattern: str, dark: bool) -> None:
@@ -215,9 +213,7 @@ def draw_cat(brush: Brush, colour: RGB, pattern: str, dark: bool) -> None:
 def draw_balloon(brush: Brush, colour: RGB, pattern: str, dark: bool) -> None:
     for x0, x1 in ((0.30, 0.40), (0.50, 0.50), (0.70, 0.60)):
         brush.line([(x0, 0.62), (x1, 0.86)], BARK, 0.016)
-    brush.body(
-        [Oval(0.0, 0.0, 1.0, 0.66), [(0.07, 0.46), (0.93, 0.46), (0.62, 0.74), (0.38, 0.74)]], colour, pattern
-    )
+    brush.body([Oval(0.0, 0.0, 1.0, 0.66), [(0.07, 0.46), (0.93, 0.46), (0.62, 0.74), (0.38, 0.74)]], colour, pattern)
     if pattern == "plain":
         for bend in (0.24, 0.08):
             brush.line(arc(0.5, 0.36, bend, 0.35, 90, 270), darker(colour, 0.25), 0.012)
@@ -242,9 +238,7 @@ def draw_bird(brush: Brush, colour: RGB, pattern: str, dark: bool) -> None:
     far_wing = [(0.42, 0.54), (0.62, 0.02), (0.66, 0.30), (0.60, 0.58)]
     brush.body([far_wing], darker(colour, 0.3))
     tail = [(0.24, 0.58), (0.0, 0.48), (0.04, 0.66), (0.02, 0.80), (0.26, 0.72)]
-    brush.body(
-        [[(0.92, 0.44), (1.0, 0.52), (0.90, 0.56)]], (246, 166, 40) if colour != PAINTS["orange"] else INK
-    )
+    brush.body([[(0.92, 0.44), (1.0, 0.52), (0.90, 0.56)]], (246, 166, 40) if colour != PAINTS["orange"] else INK)
     brush.body([tail, Oval(0.18, 0.42, 0.80, 0.86), Oval(0.66, 0.32, 0.94, 0.66)], colour)
     brush.flat(Oval(0.36, 0.64, 0.72, 0.84), lighter(colour, 0.55), 170)
     brush.body([[(0.34, 0.58), (0.14, 0.04), (0.42, 0.12), (0.58, 0.36), (0.60, 0.58)]], darker(colour, 0.12))

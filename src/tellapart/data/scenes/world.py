@@ -78,9 +78,7 @@ CLASHES = frozenset(
         ("brown", "desert"),
     }
 )
-IMPOSSIBLE = frozenset(
-    {("desert", "snowing"), ("desert", "rainy"), ("beach", "snowing"), ("snowfield", "rainy")}
-)
+IMPOSSIBLE = frozenset({("desert", "snowing"), ("desert", "rainy"), ("beach", "snowing"), ("snowfield", "rainy")})
 # Nobody flies a kite in such weather.
 UNUSUAL = {"rainy": ("kite",), "snowing": ("kite", "umbrella")}
 
@@ -267,9 +265,7 @@ def group_alternatives(group: Group, attribute: str) -> Iterator[Group]:
     elif attribute == "kind":
         # Only within the row: a kite does not take the place of a house.
         row = KINDS[group.kind].row
-        yield from (
-            replace(group, kind=k) for k, kind in KINDS.items() if k != group.kind and kind.row == row
-        )
+        yield from (replace(group, kind=k) for k, kind in KINDS.items() if k != group.kind and kind.row == row)
 
 
 def alternatives(scene: Scene, attribute: str) -> list[Scene]:
@@ -287,9 +283,7 @@ def alternatives(scene: Scene, attribute: str) -> list[Scene]:
     return [other for other in found if is_sensible(other)]
 
 
-def sample_variant(
-    rng: random.Random, base: Scene, is_new: Callable[[Scene], bool]
-) -> tuple[str, Scene] | None:
+def sample_variant(rng: random.Random, base: Scene, is_new: Callable[[Scene], bool]) -> tuple[str, Scene] | None:
     """One variant of `base` that is not among the known ones, and the name of what varies."""
     for attribute in shuffled(rng, VARIATIONS):
         fresh = [scene for scene in alternatives(base, attribute) if is_new(scene)]

@@ -1,0 +1,212 @@
+"""Readers: Karpathy's layout and folders, and everything that can be wrong with them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tellapart.data.readers import read_dataset, read_folder, read_karpathy
+from tellapart.data.records import Dataset, Record
+from tellapart.errors import DataError
+
+Write = Callable[..., Path]
+
+
+def image(filename: str = "one.jpg", split: str = "train", *captions: str, **more: Any) -> dict[str, Any]:
+    return {
+        "filename": filename,
+        "split": split,
+        "sentences": [{"raw": caption} for caption in captions or ("a dog",)],
+        **more,
+    }
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    def make(*images: Any, **top: Any) -> Path:
+        path = tmp_path / "dataset_tiny.json"
+        path.write_text(json.dumps({"images": list(images), **top}), encoding="utf-8")
+        return path
+
+    return make
+
+
+# --- Karpathy's layout ----------------------------------------------------------------------------------------------
+
+
+def test_karpathy(write: Write, tmp_path: Path) -> None:
+    path = write(
+        image("b.jpg", "train", " A dog . ", "Ein Hündchen"),
+        image("a.jpg", "restval", "a cat", family="cats"),
+        image("c.png", "val", "a cow"),
+        image("d.webp", "test", "a hen"),
+        dataset="tiny",
+    )
+    dataset = read_dataset(path)
+    assert dataset.name == "tiny"
+    assert dataset.root == tmp_path
+    assert dataset.records == (
+        Record("b", "b.jpg", "train", ("A dog .", "Ein Hündchen")),
+        Record("a", "a.jpg", "train", ("a cat",), "cats"),
+        Record("c", "c.png", "val", ("a cow",)),
+        Record("d", "d.webp", "test", ("a hen",)),
+    )
+    assert [record.id for record in dataset.split("train")] == ["b", "a"], "in the file's order"
+    assert dataset.row("c") == 2
+    assert dataset.path(dataset.records[3]) == tmp_path / "d.webp"
+
+
+def test_the_name_is_the_file_s_when_none_is_given(write: Write) -> None:
+    assert read_karpathy(write(image())).name == "dataset_tiny"
+
+
+def test_where_pictures_are_looked_for(write: Write, tmp_path: Path) -> None:
+    path = write(image("one.jpg"), image("two.jpg", filepath="val2014"), image("three.jpg", filepath="a/b"))
+    assert [record.image for record in read_karpathy(path)] == ["one.jpg", "val2014/two.jpg", "a/b/three.jpg"]
+    (tmp_path / "images").mkdir()
+    assert [record.image for record in read_karpathy(path)] == ["images/one.jpg", "val2014/two.jpg", "a/b/three.jpg"]
+
+
+def test_the_digest_names_the_content_not_the_place(write: Write, tmp_path: Path) -> None:
+    images = [image("a.jpg", "train", "a", "b"), image("b.jpg", "val", "c")]
+    first = read_karpathy(write(*images))
+    other = tmp_path / "elsewhere"
+    other.mkdir()
+    moved = write(*images, dataset="renamed").rename(other / "x.json")
+    assert read_karpathy(moved).digest == first.digest
+    for changed in (
+        images[::-1],
+        [image("a.jpg", "train", "b", "a"), images[1]],
+        [image("a.jpg", "val", "a", "b"), images[1]],
+        [image("a.png", "train", "a", "b"), images[1]],
+        [image("a.jpg", "train", "a", "b", family="x"), images[1]],
+        images[:1],
+    ):
+        assert read_karpathy(write(*changed)).digest != first.digest
+
+
+@pytest.mark.parametrize(
+    ("bad", "told"),
+    [
+        ("text", r"images\[1\] is not an object"),
+        ({"split": "train"}, r"images\[1\] has no 'filename'"),
+        (image(""), r"images\[1\] has no 'filename'"),
+        (image("x.jpg", "training"), r"images\[1\] \(x.jpg\): split is 'training'; it must be train, restval, val or"),
+        (image("x.jpg", None), r"images\[1\] \(x.jpg\): split is None"),
+        (image("../x.jpg"), r"images\[1\]: '\.\./x\.jpg' leaves the data set's folder"),
+        (image("x.jpg", filepath="../.."), r"images\[1\]: .* leaves the data set's folder"),
+        (image("/etc/passwd"), r"images\[1\]: '/etc/passwd' leaves the data set's folder"),
+        (image("x.jpg", filepath="/etc"), r"images\[1\]: '/etc/x.jpg' leaves the data set's folder"),
+        (image("x.jpg", filepath=None), r"images\[1\]: 'filepath' is None"),
+        (image("x.jpg", filepath=3), r"images\[1\]: 'filepath' is 3"),
+        (image("x\0.jpg"), r"images\[1\]"),
+        (image("x.jpg", "train", ""), r"images\[1\] has a sentence without text in 'raw'"),
+        (image("x.jpg", "train", " \n"), r"images\[1\] has a sentence without text in 'raw'"),
+        (image("x.jpg", sentences=["a dog"]), r"images\[1\] has a sentence without text in 'raw'"),
+        (image("x.jpg", sentences=[{"tokens": ["a"]}]), r"images\[1\] has a sentence without text in 'raw'"),
+        (image("x.jpg", sentences=[]), r"images\[1\] has no 'sentences'"),
+        ({"filename": "x.jpg", "split": "val"}, r"images\[1\] has no 'sentences'"),
+        (image("one.png"), r"the id 'one' stands for two images"),
+        (image("one.jpg", filepath="elsewhere"), r"the id 'one' stands for two images"),
+    ],
+)
+def test_a_bad_image_is_named(write: Write, bad: Any, told: str) -> None:
+    with pytest.raises(DataError, match=told):
+        read_karpathy(write(image("one.jpg"), bad))
+
+
+def test_a_link_out_of_the_folder_is_refused(write: Write, tmp_path: Path) -> None:
+    path = write(image("one.jpg", filepath="outside"))
+    (tmp_path / "outside").symlink_to("/etc")
+    with pytest.raises(DataError, match="leaves the data set's folder"):
+        read_karpathy(path)
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", '{"images": []}', '{"images": {}}', "null", "3"])
+def test_json_in_another_layout(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "data.json"
+    path.write_text(content, encoding="utf-8")
+    with pytest.raises(DataError, match=r"data\.json: not in Karpathy's layout"):
+        read_dataset(path)
+
+
+def test_files_that_are_not_json(tmp_path: Path) -> None:
+    path = tmp_path / "data.json"
+    path.write_bytes(b'{"images": ["\xe9"]}')
+    with pytest.raises(DataError, match=r"data\.json: not UTF-8 text"):
+        read_dataset(path)
+    path.write_text('{"images": [\n', encoding="utf-8")
+    with pytest.raises(DataError, match=r"data\.json: not valid JSON \(line 2"):
+        read_dataset(path)
+
+
+def test_sources_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"data\.json: this data set does not exist"):
+        read_dataset(tmp_path / "data.json")
+    with pytest.raises(DataError, match="nowhere: .*; give a Karpathy .json file, a folder of pictures, or 'scenes'"):
+        read_dataset(tmp_path / "nowhere")
+    (tmp_path / "data.csv").write_text("a,b", encoding="utf-8")
+    with pytest.raises(DataError, match=r"data\.csv: this kind of file is not read"):
+        read_dataset(tmp_path / "data.csv")
+
+
+def test_a_split_that_is_not_there(write: Write) -> None:
+    dataset = read_karpathy(write(image("a.jpg", "val"), image("b.jpg", "train")))
+    with pytest.raises(DataError, match="no image is in the split 'test'; the splits there are: train, val"):
+        dataset.split("test")
+
+
+# --- folders --------------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_with_sidecars(tmp_path: Path) -> None:
+    folder = tmp_path / "photos"
+    (folder / "inner").mkdir(parents=True)
+    for name in ("b.JPG", "a.png", "inner/a.webp", "inner/c.jpeg", "notes.pdf", "film.gif"):
+        (folder / name).write_bytes(b"")
+    (folder / "directory.jpg").mkdir()
+    (folder / "b.txt").write_text(" A dog \r\n\n \nEin Hündchen\n", encoding="utf-8")
+    dataset = read_dataset(folder)
+    assert dataset.name == "photos"
+    assert dataset.records == (
+        Record("a.png", "a.png", "test", ()),
+        Record("b.JPG", "b.JPG", "test", ("A dog", "Ein Hündchen")),
+        Record("inner/a.webp", "inner/a.webp", "test", ()),
+        Record("inner/c.jpeg", "inner/c.jpeg", "test", ()),
+    )
+    assert dataset.path(dataset.records[2]) == folder / "inner" / "a.webp"
+
+
+def test_two_pictures_of_one_stem_are_two_images(tmp_path: Path) -> None:
+    for name in ("a.jpg", "a.png"):
+        (tmp_path / name).write_bytes(b"")
+    assert [record.id for record in read_folder(tmp_path)] == ["a.jpg", "a.png"]
+
+
+def test_a_folder_is_named_by_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.jpg").write_bytes(b"")
+    monkeypatch.chdir(tmp_path)
+    assert read_folder(Path()).name == tmp_path.name
+
+
+def test_a_folder_without_pictures(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a dog", encoding="utf-8")
+    with pytest.raises(DataError, match=r"no picture found; pictures end in \.jpeg, \.jpg, \.png, \.webp"):
+        read_folder(tmp_path)
+
+
+def test_a_sidecar_that_is_not_utf8(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").write_bytes(b"")
+    (tmp_path / "a.txt").write_bytes(b"caf\xe9\n")
+    with pytest.raises(DataError, match=r"a\.txt: not UTF-8 text"):
+        read_folder(tmp_path)
+
+
+def test_ids_are_unique_in_any_data_set() -> None:
+    same = Record("1", "1.jpg", "train", ())
+    with pytest.raises(DataError, match="twice: the id '1' stands for two images"):
+        Dataset("twice", Path(), (same, Record("2", "2.jpg", "train", ()), same))

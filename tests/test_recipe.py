@@ -1,0 +1,387 @@
+"""Recipes: what is shipped is right, what is wrong is told all at once, and what is trained has one name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tellapart.errors import RecipeError
+from tellapart.recipe import Recipe
+
+RECIPES = Path(__file__).parents[1] / "recipes"
+SHIPPED = sorted(RECIPES.rglob("*.yaml"))
+
+BASE: dict[str, Any] = {
+    "name": "base",
+    "data": {"source": "scenes", "scenes": {"train": 40, "val": 8}, "max_words": 12},
+    "captioner": {"name": "adaptive-attention", "hidden": 32, "dropout": 0.25},
+    "objective": {"name": "likelihood"},
+    "training": {"steps": 10},
+}
+CHILD: dict[str, Any] = {
+    "name": "child",
+    "start": {"from": "base.yaml"},
+    "reference": {"from": "base.yaml"},
+    "captioner": {"dropout": 0.0},
+    "objective": {"name": "contrastive"},
+    "training": {"steps": 5},
+}
+
+Write = Callable[..., Path]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Write a recipe: some whole sections of the base replaced, some left out."""
+
+    def make(file: str = "base", content: dict[str, Any] = BASE, leave_out: tuple[str, ...] = (), **changed: Any) -> Path:
+        kept = {key: value for key, value in {**content, **changed}.items() if key not in leave_out}
+        path = tmp_path / f"{file}.yaml"
+        path.write_text(yaml.safe_dump(kept, sort_keys=False), encoding="utf-8")
+        return path
+
+    return make
+
+
+def mistakes(path: Path, *overrides: str) -> list[str]:
+    """What loading complains of, one line a mistake; the count it announces must be theirs."""
+    with pytest.raises(RecipeError) as caught:
+        Recipe.load(path, overrides)
+    head, *lines = str(caught.value).split("\n")
+    assert head.startswith(f"{path}: {len(lines)} mistake{'s' if len(lines) > 1 else ''} to mend:")
+    assert all(line.startswith("  - ") for line in lines)
+    return [line.removeprefix("  - ") for line in lines]
+
+
+# --- shipped recipes ------------------------------------------------------------------------------------------------
+
+
+def test_some_recipes_are_shipped() -> None:
+    assert len(SHIPPED) >= 4
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.relative_to(RECIPES).as_posix())
+def test_shipped_recipes_load_and_round_trip(path: Path, tmp_path: Path) -> None:
+    recipe = Recipe.load(path)
+    assert recipe.description
+    again = tmp_path / "again.yaml"
+    again.write_text(recipe.to_yaml(), encoding="utf-8")
+    assert Recipe.load(again) == recipe
+    assert Recipe.load(again).digest == recipe.digest
+    for kind in ("captioner", "objective"):
+        cls, settings = recipe.component(kind)
+        assert {"name": cls.name, **settings.model_dump(mode="json")} == getattr(recipe, kind)
+
+
+def test_shipped_names_are_unique() -> None:
+    names = [Recipe.load(path).name for path in SHIPPED]
+    assert len(set(names)) == len(names)
+
+
+def test_every_default_is_written_out(write: Write) -> None:
+    resolved = yaml.safe_load(Recipe.load(write()).to_yaml())
+    assert resolved["captioner"] == {
+        "name": "adaptive-attention",
+        "hidden": 32,
+        "embedding": 256,
+        "attention": 64,
+        "dropout": 0.25,
+    }
+    assert resolved["data"]["scenes"] == {"train": 40, "val": 8, "test": 240, "seed": 0}
+    assert resolved["training"]["betas"] == [0.9, 0.999]
+    assert resolved["start"] is None
+    assert resolved["decoding"]["beam"] == 3
+
+
+# --- overrides ------------------------------------------------------------------------------------------------------
+
+
+def test_overrides(write: Write) -> None:
+    recipe = Recipe.load(
+        write(),
+        [
+            "seed=7",
+            "description=a = b",
+            "training.learning_rate=1e-4",
+            "training.clip_norm=null",
+            "training.betas=[0.5, 0.75]",
+            "training.steps=1e3",
+            "training.steps=20",
+            "captioner.hidden=48",
+            "objective.name=contrastive",
+            "objective.negatives=3",
+            "objective.positive=false",
+            "data.scenes.train=11",
+            "decoding.beam=1",
+        ],
+    )
+    assert recipe.seed == 7
+    assert recipe.description == "a = b"
+    assert recipe.training.learning_rate == 0.0001
+    assert recipe.training.clip_norm is None
+    assert recipe.training.betas == (0.5, 0.75)
+    assert recipe.training.steps == 20, "the last one wins"
+    assert recipe.captioner["hidden"] == 48
+    assert recipe.captioner["dropout"] == 0.25, "its neighbours stay"
+    assert recipe.objective == {
+        "name": "contrastive",
+        "negatives": 3,
+        "nu": 1.0,
+        "positive": False,
+        "negative": True,
+    }
+    assert (recipe.data.scenes.train, recipe.data.scenes.val) == (11, 8)
+    assert recipe.decoding.beam == 1, "a section the file does not have"
+
+
+def test_epochs_instead_of_steps(write: Write) -> None:
+    training = Recipe.load(write(), ["training.steps=null", "training.epochs=2"]).training
+    assert (training.steps, training.epochs) == (None, 2)
+
+
+def test_an_override_may_fill_a_section_that_is_null(write: Write) -> None:
+    write()
+    path = write("other", name="other", start=None, decoding=None)
+    recipe = Recipe.load(path, ["start.from=base.yaml", "decoding.beam=2"])
+    assert recipe.start is not None
+    assert Path(recipe.start.from_).name == "base.yaml"
+    assert recipe.decoding.beam == 2
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("training.steps", "'training.steps' is no override; write it as key=value"),
+        ("=3", "'=3' is no override"),
+        ("name.first=x", "'name.first=x': name is a value, not a section"),
+        ("training.steps.more=3", "steps is a value, not a section"),
+        ("training.betas=[1,", "the value is not valid YAML"),
+    ],
+)
+def test_overrides_that_are_none(write: Write, override: str, told: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        Recipe.load(write(), [override])
+    assert told in str(caught.value)
+
+
+# --- mistakes -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("trainig.steps=3", "trainig: there is no such key; did you mean 'training'?"),
+        ("training.learning_rat=3", "training.learning_rat: there is no such key; did you mean 'learning_rate'?"),
+        ("data.scenes.trian=3", "data.scenes.trian: there is no such key; did you mean 'train'?"),
+        ("captioner.hiden=3", "captioner.hiden: there is no such key; did you mean 'hidden'?"),
+        ("captioner.name=adaptive", "captioner.name: there is no captioner 'adaptive'"),
+        ("captioner.name=null", "captioner.name is missing; choose one of: adaptive-attention"),
+        ("objective.name=contrastiv", "objective.name: there is no objective 'contrastiv'; did you mean 'contrastive'?"),
+        ("captioner.hidden=0", "captioner.hidden: Input should be greater than or equal to 1 (it is 0)"),
+        ("training.steps=many", "training.steps: Input should be a valid integer"),
+        ("training.steps=2.5", "training.steps: Input should be a valid integer"),
+        ("training.learning_rate=-1", "training.learning_rate: Input should be greater than 0 (it is -1)"),
+        ("training.learning_rate=nan", "training.learning_rate: Input should be"),
+        ("training.betas=[0.9]", "training.betas.1: this key is missing"),
+        ("training.schedule=cosin", "training.schedule: Input should be 'constant' or 'cosine' (it is 'cosin')"),
+        ("training=5", "training: Input should be a valid dictionary"),
+        ("captioner=adaptive", "captioner: Input should be a valid dictionary"),
+        ("data.source=2014", "data.source: Input should be a valid string (it is 2014)"),
+        ("name=a/b", "name: String should match pattern"),
+        ("seed=-1", "seed: Input should be greater than or equal to 0 (it is -1)"),
+        ("training.epochs=3", "training: give either epochs or steps"),
+        ("training.steps=null", "training: give either epochs or steps"),
+    ],
+)
+def test_one_mistake(write: Write, override: str, told: str) -> None:
+    found = mistakes(write(), override)
+    assert len(found) == 1
+    assert found[0].startswith(told)
+
+
+def test_mistakes_across_settings_of_an_objective(write: Write) -> None:
+    path = write(objective={"name": "contrastive", "positive": False, "negative": False})
+    assert mistakes(path) == ["objective: keep the positive term, the negative term, or both"]
+
+
+@pytest.mark.parametrize("key", ["name", "data", "captioner", "objective", "training"])
+def test_a_missing_section(write: Write, key: str) -> None:
+    assert mistakes(write(leave_out=(key,))) == [f"{key}: this key is missing"]
+
+
+def test_a_missing_key(write: Write) -> None:
+    assert mistakes(write(data={"max_words": 3})) == ["data.source: this key is missing"]
+    assert mistakes(write(start={"form": "x"})) == [
+        "start.from: this key is missing",
+        "start.form: there is no such key; did you mean 'from'?",
+    ]
+
+
+def test_all_mistakes_are_told_at_once(write: Write) -> None:
+    path = write(
+        leave_out=("name",),
+        data={"source": "scenes", "max_word": 3, "min_count": 0},
+        captioner={"name": "adaptive-attention", "hiden": 3, "dropout": 1.5},
+        objective={"name": "contrast"},
+        trainings={},
+    )
+    found = mistakes(path, "training.schedule=linear")
+    keys = sorted(line.split(":")[0] for line in found)
+    assert keys == [
+        "captioner.dropout",
+        "captioner.hiden",
+        "data.max_word",
+        "data.min_count",
+        "name",
+        "objective.name",
+        "training.schedule",
+        "trainings",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b"name: [1,", "not valid YAML"),
+        (b"name: \xff", "not valid YAML"),
+        (b"- a\n- b\n", "a recipe is a mapping of keys"),
+        (b"", "a recipe is a mapping of keys"),
+        (b"name: !!python/object/apply:os.getcwd []", "not valid YAML"),
+    ],
+)
+def test_files_that_are_no_recipe(tmp_path: Path, content: bytes, told: str) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_bytes(content)
+    with pytest.raises(RecipeError, match=told) as caught:
+        Recipe.load(path)
+    assert str(caught.value).startswith(f"{path}: ")
+
+
+def test_no_file_and_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"nothing\.yaml: this recipe does not exist; 'tellapart recipes' lists"):
+        Recipe.load(tmp_path / "nothing.yaml")
+    with pytest.raises(RecipeError, match="this is a folder"):
+        Recipe.load(tmp_path)
+
+
+# --- upstreams ------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_recipe_starts_from_gives_data_and_captioner(write: Write, tmp_path: Path) -> None:
+    base = Recipe.load(write())
+    child = Recipe.load(write("child", CHILD))
+    assert child.data == base.data
+    assert child.captioner == {**base.captioner, "dropout": 0.0}
+    assert child.objective["name"] == "contrastive"
+    assert child.training.steps == 5
+    assert child.start is not None
+    assert Path(child.start.from_).resolve() == (tmp_path / "base.yaml").resolve()
+
+
+def test_inherited_through_two_recipes(write: Write) -> None:
+    write()
+    write("child", CHILD)
+    grandchild = Recipe.load(write("grandchild", CHILD, name="grandchild", start={"from": "child.yaml"}))
+    assert grandchild.captioner["hidden"] == 32
+    assert grandchild.data.max_words == 12
+
+
+def test_one_key_of_an_inherited_section_leaves_its_neighbours(write: Write) -> None:
+    write()
+    child = Recipe.load(write("child", CHILD), ["data.scenes.train=20", "data.min_count=2"])
+    assert (child.data.scenes.train, child.data.scenes.val) == (20, 8)
+    assert (child.data.min_count, child.data.max_words) == (2, 12)
+
+
+def test_the_start_gives_before_the_reference(write: Write) -> None:
+    write()
+    write("wide", name="wide", captioner={"name": "adaptive-attention", "hidden": 64})
+    child = Recipe.load(write("child", CHILD, reference={"from": "wide.yaml"}, leave_out=("captioner",)))
+    assert child.captioner["hidden"] == 32
+    alone = Recipe.load(write("child", CHILD, reference={"from": "wide.yaml"}, leave_out=("start", "captioner")))
+    assert alone.captioner["hidden"] == 64
+
+
+def test_a_run_folder_as_start(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    write().rename(tmp_path / "runs" / "recipe.yaml")
+    child = Recipe.load(write("child", CHILD, start={"from": "runs"}, reference={"from": "runs"}))
+    assert child.captioner["hidden"] == 32
+    assert child.start is not None
+    assert Path(child.start.from_) == tmp_path / "runs"
+
+
+def test_a_start_relative_to_the_current_folder(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    write().rename(tmp_path / "here" / "base.yaml")
+    monkeypatch.chdir(tmp_path / "here")
+    assert Recipe.load(write("child", CHILD)).captioner["hidden"] == 32
+
+
+def test_a_start_that_does_not_exist(write: Write) -> None:
+    write()
+    path = write("child", CHILD, start={"from": "nowhere.yaml"})
+    with pytest.raises(RecipeError, match=r"child\.yaml: start\.from: 'nowhere\.yaml' does not exist"):
+        Recipe.load(path)
+
+
+def test_recipes_that_start_from_each_other(write: Write) -> None:
+    write("one", CHILD, start={"from": "two.yaml"}, leave_out=("reference",))
+    two = write("two", CHILD, start={"from": "one.yaml"}, leave_out=("reference",))
+    with pytest.raises(RecipeError, match=r"two\.yaml: this recipe starts from itself"):
+        Recipe.load(two)
+    itself = write("itself", CHILD, start={"from": "itself.yaml"}, leave_out=("reference",))
+    with pytest.raises(RecipeError, match="starts from itself"):
+        Recipe.load(itself)
+
+
+# --- digest ---------------------------------------------------------------------------------------------------------
+
+
+def test_the_digest_does_not_name_what_changes_no_weight(write: Write) -> None:
+    first = Recipe.load(write()).digest
+    for override in (
+        "name=other",
+        "description=told differently",
+        "data.source=elsewhere/data.json",
+        "data.prepared=elsewhere",
+        "decoding.beam=9",
+        "captioner.embedding=256",  # the default, spelt out
+    ):
+        assert Recipe.load(write(), [override]).digest == first, override
+    write()
+    assert Recipe.load(write("child", CHILD, start={"from": "base.yaml"})).digest == (
+        Recipe.load(write("child", CHILD, start={"from": str(write().resolve())})).digest
+    )
+
+
+def test_the_digest_names_what_changes_weights(write: Write) -> None:
+    overrides = [
+        "seed=1",
+        "training.steps=11",
+        "training.learning_rate=0.5",
+        "training.keep=best",
+        "captioner.hidden=33",
+        "captioner.dropout=0",
+        "objective.name=contrastive",
+        "data.min_count=4",
+        "data.normaliser=alphabetic",
+        "data.scenes.seed=1",
+    ]
+    digests = [Recipe.load(write()).digest, *(Recipe.load(write(), [override]).digest for override in overrides)]
+    assert len(set(digests)) == len(digests)
+    one = Recipe.load(write(), ["objective.name=contrastive"]).digest
+    two = Recipe.load(write(), ["objective.name=contrastive", "objective.negatives=6"]).digest
+    assert one != two
+
+
+def test_a_recipe_cannot_be_changed(write: Write) -> None:
+    recipe = Recipe.load(write())
+    with pytest.raises(ValueError, match="frozen"):
+        recipe.seed = 3  # type: ignore[misc]
