@@ -1,6 +1,6 @@
 """The image encoder under ONNX Runtime against the same network in eager torch, side by side in one run.
 
-    .venv/bin/python benchmarks/encoder.py
+.venv/bin/python benchmarks/encoder.py
 """
 
 from __future__ import annotations

@@ -38,7 +38,9 @@ Write = Callable[..., Path]
 def write(tmp_path: Path) -> Write:
     """Write a recipe: some whole sections of the base replaced, some left out."""
 
-    def make(file: str = "base", content: dict[str, Any] = BASE, leave_out: tuple[str, ...] = (), **changed: Any) -> Path:
+    def make(
+        file: str = "base", content: dict[str, Any] = BASE, leave_out: tuple[str, ...] = (), **changed: Any
+    ) -> Path:
         kept = {key: value for key, value in {**content, **changed}.items() if key not in leave_out}
         path = tmp_path / f"{file}.yaml"
         path.write_text(yaml.safe_dump(kept, sort_keys=False), encoding="utf-8")
@@ -180,7 +182,10 @@ def test_overrides_that_are_none(write: Write, override: str, told: str) -> None
         ("captioner.hiden=3", "captioner.hiden: there is no such key; did you mean 'hidden'?"),
         ("captioner.name=adaptive", "captioner.name: there is no captioner 'adaptive'"),
         ("captioner.name=null", "captioner.name is missing; choose one of: adaptive-attention"),
-        ("objective.name=contrastiv", "objective.name: there is no objective 'contrastiv'; did you mean 'contrastive'?"),
+        (
+            "objective.name=contrastiv",
+            "objective.name: there is no objective 'contrastiv'; did you mean 'contrastive'?",
+        ),
         ("captioner.hidden=0", "captioner.hidden: Input should be greater than or equal to 1 (it is 0)"),
         ("training.steps=many", "training.steps: Input should be a valid integer"),
         ("training.steps=2.5", "training.steps: Input should be a valid integer"),
@@ -297,13 +302,13 @@ def test_one_key_of_an_inherited_section_leaves_its_neighbours(write: Write) -> 
     assert (child.data.min_count, child.data.max_words) == (2, 12)
 
 
-def test_the_start_gives_before_the_reference(write: Write) -> None:
+def test_the_start_gives_the_captioner_and_the_reference_does_not(write: Write) -> None:
     write()
     write("wide", name="wide", captioner={"name": "adaptive-attention", "hidden": 64})
     child = Recipe.load(write("child", CHILD, reference={"from": "wide.yaml"}, leave_out=("captioner",)))
     assert child.captioner["hidden"] == 32
-    alone = Recipe.load(write("child", CHILD, reference={"from": "wide.yaml"}, leave_out=("start", "captioner")))
-    assert alone.captioner["hidden"] == 64
+    with pytest.raises(RecipeError, match="captioner: this key is missing"):
+        Recipe.load(write("child", CHILD, reference={"from": "wide.yaml"}, leave_out=("start", "captioner")))
 
 
 def test_a_run_folder_as_start(write: Write, tmp_path: Path) -> None:
@@ -315,9 +320,7 @@ def test_a_run_folder_as_start(write: Write, tmp_path: Path) -> None:
     assert Path(child.start.from_) == tmp_path / "runs"
 
 
-def test_a_start_relative_to_the_current_folder(
-    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_start_relative_to_the_current_folder(write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "here").mkdir()
     write().rename(tmp_path / "here" / "base.yaml")
     monkeypatch.chdir(tmp_path / "here")

@@ -18,6 +18,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
+# typer turns a KeyboardInterrupt into this status, without a word.
+INTERRUPTED = 130
+
 RunsOption = Annotated[Path, typer.Option(help="Where run folders go, as NAME-KEY.")]
 LimitOption = Annotated[
     int | None, typer.Option(min=2, help="Use only the first so many images for self-retrieval (quadratic work).")
@@ -133,8 +136,10 @@ def compare(
     opened = {}
     for named in runs:
         label, equals, folder = named.partition("=")
-        if not equals:
+        if not equals or not label:
             raise TellapartError(f"'{named}': name each run as LABEL=FOLDER, e.g. MLE=runs/scenes-mle-1a2b3c4d")
+        if label in opened:
+            raise TellapartError(f"'{named}': '{label}' names two runs; give each a label of its own")
         opened[label] = open_run(Path(folder))
     comparison = compare_runs(opened, control, split, retrieval_images)
     print(comparison_table(comparison))
@@ -212,13 +217,17 @@ def _print_figures(figures: dict[str, Any]) -> None:
 def main() -> None:
     """Run the command line; a user's mistake is one message and status 2, never a traceback."""
     try:
-        app()
+        app(prog_name="tellapart")
     except TellapartError as error:
         print(f"tellapart: {error}", file=sys.stderr)
         sys.exit(2)
-    except KeyboardInterrupt:
-        print("tellapart: stopped; what was finished is kept, the same command continues", file=sys.stderr)
-        sys.exit(130)
+    except OSError as error:
+        print(f"tellapart: {error.filename or 'a file'}: {error.strerror or error}", file=sys.stderr)
+        sys.exit(2)
+    except SystemExit as done:
+        if done.code == INTERRUPTED:
+            print("tellapart: stopped; what was finished is kept, the same command continues", file=sys.stderr)
+        raise
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from tellapart.files import digest_of
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class ScenesSettings(Section):
@@ -77,7 +77,7 @@ class DecodingSettings(Section):
     """How captions are generated."""
 
     beam: int = Field(3, ge=1)
-    max_words: int = Field(20, ge=1)
+    max_words: int = Field(18, ge=1)
     block_unknown: bool = True
 
 
@@ -103,7 +103,8 @@ class Recipe(Section):
     def load(cls, path: Path, overrides: Sequence[str] = ()) -> Recipe:
         """Read a recipe file and apply overrides; every mistake is reported at once.
 
-        A recipe that starts from another takes that one's `data` and `captioner` for what it does not say itself.
+        A recipe that starts from another takes that one's `data` and `captioner` for what it does not say itself;
+        a reference gives its `data`.
         """
         return cls.parse(_content(path, overrides, ()), where=str(path))
 
@@ -178,13 +179,14 @@ def _content(path: Path, overrides: Sequence[str], above: tuple[Path, ...]) -> d
     content = read_yaml(path)
     for override in overrides:
         _set(content, override)
-    for role in ("start", "reference"):  # the reference fills in only what the start has left open
+    # A target that starts from a model is that model's architecture; the reference may be any other.
+    for role, sections in (("start", ("data", "captioner")), ("reference", ("data",))):
         section = content.get(role)
         if not isinstance(section, dict) or not isinstance(section.get("from"), str):
             continue
         section["from"] = str(_upstream_path(section["from"], path, f"{path}: {role}.from"))
         inherited = _content(Path(section["from"]), (), (*above, path.resolve()))
-        for key in ("data", "captioner"):
+        for key in sections:
             own = content.get(key, {})
             if isinstance(own, dict) and isinstance(inherited.get(key), dict):
                 content[key] = _filled(own, inherited[key])

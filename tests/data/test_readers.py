@@ -147,7 +147,7 @@ def test_files_that_are_not_json(tmp_path: Path) -> None:
 def test_sources_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"data\.json: this data set does not exist"):
         read_dataset(tmp_path / "data.json")
-    with pytest.raises(DataError, match="nowhere: .*; give a Karpathy .json file, a folder of pictures, or 'scenes'"):
+    with pytest.raises(DataError, match=r"nowhere: .*; give a Karpathy \.json file, a folder of pictures, or 'scenes'"):
         read_dataset(tmp_path / "nowhere")
     (tmp_path / "data.csv").write_text("a,b", encoding="utf-8")
     with pytest.raises(DataError, match=r"data\.csv: this kind of file is not read"):

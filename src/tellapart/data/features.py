@@ -57,7 +57,12 @@ class FeatureStore:
         if not manifest_path.exists():
             raise StoreError(f"{folder}: no finished feature store is here; run 'tellapart prepare' (again) to make it")
         manifest = read_json(manifest_path, "manifest")
-        grid = np.load(folder / "grid.npy", mmap_mode="r")
+        try:
+            grid = np.load(folder / "grid.npy", mmap_mode="r")
+        except (OSError, ValueError) as error:
+            raise StoreError(
+                f"{folder}: grid.npy cannot be read ({error}); remove the folder and prepare again"
+            ) from None
         if list(grid.shape) != manifest["shape"]:
             raise StoreError(f"{folder}: grid.npy is not what its manifest says; remove the folder and prepare again")
         return cls(grid, EncoderIdentity(**manifest["encoder"]), manifest["records"])
@@ -147,6 +152,7 @@ def _begin(folder: Path, plan: dict[str, object]) -> None:
     if plan_path.exists() and read_json(plan_path, "plan") == plan:
         return
     folder.mkdir(parents=True, exist_ok=True)
+    plan_path.unlink(missing_ok=True)
     for marker in folder.glob("shard-*.done"):
         marker.unlink()
     shape: list[int] = plan["shape"]  # type: ignore[assignment]

@@ -58,6 +58,7 @@ def load_image(path: Path, at_least: int | None = None) -> Image.Image:
 
 def _upright(image: Image.Image) -> Image.Image:
     """Turned as its EXIF block says. Of the block only this is read: much of what cameras write there is broken."""
+    image.load()  # for a PNG, reading the block decodes the pixels: what is wrong with those is not to be forgiven
     try:
         orientation = image.getexif().get(ExifTags.Base.Orientation)
     except (SyntaxError, ValueError, TypeError, KeyError, struct.error):

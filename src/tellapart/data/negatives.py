@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tellapart.errors import DataError
+
 
 class CaptionPool:
     """All captions of a split, laid out image by image.
@@ -34,5 +36,7 @@ class CaptionPool:
         The draw is over the pool without the image's block, then shifted past the block: exact, nothing is redrawn.
         """
         own = self._counts[images][:, None]
+        if np.any(own == len(self.captions)):
+            raise DataError("negatives need captions of at least two images; add images to this split")
         drawn = rng.integers(0, len(self.captions) - own, size=(len(images), count))
         return np.asarray(drawn + np.where(drawn >= self._starts[images][:, None], own, 0))

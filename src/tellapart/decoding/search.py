@@ -40,7 +40,8 @@ def beam_search(captioner: Captioner, features: torch.Tensor, settings: Decoding
         settings: `beam`, `max_words`, `block_unknown`.
     """
     memory = captioner.encode(features)
-    images, beam, longest, device = len(features), settings.beam, settings.max_words, features.device
+    images, beam, device = len(features), settings.beam, features.device
+    longest = min(settings.max_words, captioner.vocabulary.max_words)  # nothing longer could be scored again
     every = torch.arange(images, device=device)
     state = captioner.start(memory, every.repeat_interleave(beam))
     token = torch.full((images * beam,), START, device=device)

@@ -161,7 +161,5 @@ def evaluate_captions(path: Path, data: str | None, split: str = "test") -> Scor
     records = {record.id: record for record in open_dataset(DataSettings(source=data)).split(split)}
     unknown = [id for id in captions if id not in records]
     if unknown:
-        raise DataError(
-            f"{path}: '{unknown[0]}' ({len(unknown)} such ids) is not in split '{split}'; check --split"
-        )
+        raise DataError(f"{path}: '{unknown[0]}' ({len(unknown)} such ids) is not in split '{split}'; check --split")
     return evaluate({id: records[id].captions for id in captions}, captions)

@@ -1,0 +1,177 @@
+"""Batches are functions of (seed, epoch, step), and their pairs are laid out as the objectives read them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tellapart.data.batches import Batch, BatchSource, Kind, Pairs
+from tellapart.data.features import FeatureStore
+from tellapart.data.records import Dataset, Record
+from tellapart.encoders.images import EncoderIdentity
+from tellapart.errors import DataError
+
+IDENTITY = EncoderIdentity("tiny", "0", "none", regions=2, width=3)
+CAPTIONS = (1, 4, 2, 0, 3, 1, 5, 2, 1, 3, 2, 0)
+IN_TRAIN = [n for n, captions in enumerate(CAPTIONS) if n != 4 and captions]
+
+Make = Callable[..., BatchSource]
+
+
+@pytest.fixture
+def make() -> Make:
+    """Twelve images: two without captions, one in another split. Image n has features n, captions 'n.0', 'n.1', …"""
+    records = tuple(
+        Record(f"image-{n}", f"{n}.png", "val" if n == 4 else "train", tuple(f"{n}.{k}" for k in range(count)))
+        for n, count in enumerate(CAPTIONS)
+    )
+    dataset = Dataset("tiny", Path(), records)
+    grid = np.arange(len(records), dtype=np.float16)[:, None, None] * np.ones((1, 2, 3), dtype=np.float16)
+
+    def source(split: str = "train", images_per_batch: int = 4, **options: int | None) -> BatchSource:
+        store = FeatureStore(grid, IDENTITY, dataset.digest)
+        return BatchSource(dataset, store, split, images_per_batch, **options)  # type: ignore[arg-type]
+
+    return source
+
+
+def same(one: Batch, other: Batch) -> bool:
+    return (
+        one.ids == other.ids
+        and one.captions == other.captions
+        and torch.equal(one.features["tiny"], other.features["tiny"])
+        and all(torch.equal(a, b) for a, b in zip(vars(one.pairs).values(), vars(other.pairs).values(), strict=True))
+    )
+
+
+def test_an_epoch_visits_each_image_with_captions_once(make: Make) -> None:
+    source = make()
+    assert len(IN_TRAIN) == 9
+    assert len(source) == 3
+    for epoch in range(3):
+        batches = [source.at(epoch * 3 + position) for position in range(3)]
+        assert [len(batch.ids) for batch in batches] == [4, 4, 1], "the last batch is a short one"
+        assert sorted(id for batch in batches for id in batch.ids) == sorted(f"image-{n}" for n in IN_TRAIN)
+        captions = sorted(caption for batch in batches for caption in batch.captions)
+        assert captions == sorted(f"{n}.{k}" for n in IN_TRAIN for k in range(CAPTIONS[n]))
+
+
+def test_any_step_of_a_fresh_source_is_the_same(make: Make) -> None:
+    options = {"captions_per_image": 2, "negatives": 3, "seed": 5}
+    source = make(**options)
+    in_order = [source.at(step) for step in range(9)]
+    for step in (8, 0, 5, 3):
+        assert same(make(**options).at(step), in_order[step])
+
+
+def test_order_and_draws_change_with_seed_and_epoch(make: Make) -> None:
+    orders = {
+        tuple(id for position in range(3) for id in make(seed=seed).at(3 * epoch + position).ids)
+        for seed in range(3)
+        for epoch in range(3)
+    }
+    assert len(orders) == 9
+    # The same images in the same order: only the draws differ.
+    source = make(images_per_batch=9, captions_per_image=1, negatives=2)
+    draws = {tuple(source.at(epoch, shuffle=False).captions) for epoch in range(5)}
+    assert len(draws) == 5
+
+
+def test_without_shuffling_records_keep_their_order(make: Make) -> None:
+    ids = [id for batch in make().epoch() for id in batch.ids]
+    assert ids == [f"image-{n}" for n in IN_TRAIN]
+    shuffled = [id for batch in make().epoch(shuffle=True) for id in batch.ids]
+    assert shuffled != ids
+    assert shuffled == [id for step in range(3) for id in make().at(step).ids]
+
+
+def test_features_and_captions_are_those_of_the_images(make: Make) -> None:
+    for batch in make(negatives=2).epoch(shuffle=True):
+        numbers = torch.tensor([float(id.removeprefix("image-")) for id in batch.ids])
+        assert torch.equal(batch.features["tiny"], numbers[:, None, None].expand(-1, 2, 3))
+        for row in batch.pairs.of(Kind.POSITIVE).tolist():
+            number = batch.ids[batch.pairs.image_row[row]].removeprefix("image-")
+            assert batch.captions[batch.pairs.caption_row[row]].startswith(f"{number}.")
+
+
+def test_some_captions_of_each_image(make: Make) -> None:
+    source = make(captions_per_image=2)
+    seen = set()
+    for step in range(60):
+        batch = source.at(step)
+        for image, id in enumerate(batch.ids):
+            number = int(id.removeprefix("image-"))
+            drawn = [batch.captions[i] for i in batch.pairs.caption_row[batch.pairs.image_row == image].tolist()]
+            assert len(drawn) == min(2, CAPTIONS[number])
+            assert len(set(drawn)) == len(drawn), "no caption twice"
+            seen.update(drawn)
+    assert seen == {f"{n}.{k}" for n in IN_TRAIN for k in range(CAPTIONS[n])}, "in time all of them"
+
+
+@pytest.mark.parametrize("captions_per_image", [None, 2])
+def test_negatives_follow_the_positives(make: Make, captions_per_image: int | None) -> None:
+    many = 3
+    for batch in make(negatives=many, captions_per_image=captions_per_image).epoch(shuffle=True):
+        pairs = batch.pairs
+        count = len(pairs.of(Kind.POSITIVE))
+        assert len(pairs) == len(batch.captions) == count * (1 + many)
+        assert pairs.kind.tolist() == [Kind.POSITIVE] * count + [Kind.NEGATIVE] * count * many
+        assert pairs.of(Kind.NEGATIVE).tolist() == list(range(count, len(pairs)))
+        assert len(pairs.of(Kind.POSITIVE, Kind.NEGATIVE)) == len(pairs)
+        assert len(pairs.of(Kind.DISTRACTOR)) == 0
+        image_of_negative = pairs.image_row[count:].view(count, many)
+        assert torch.equal(image_of_negative, pairs.image_row[:count, None].expand(-1, many))
+        for row in pairs.of(Kind.NEGATIVE).tolist():
+            number = batch.ids[pairs.image_row[row]].removeprefix("image-")
+            assert not batch.captions[pairs.caption_row[row]].startswith(f"{number}.")
+
+
+def test_positives_do_not_depend_on_the_number_of_negatives(make: Make) -> None:
+    """A control without negatives sees the same images and captions as CL does."""
+    for step in range(6):
+        with_some, without = (make(captions_per_image=2, negatives=k).at(step) for k in (5, 0))
+        assert with_some.ids == without.ids
+        assert with_some.captions[: len(without.captions)] == without.captions
+        assert len(without.pairs.of(Kind.NEGATIVE)) == 0
+
+
+def test_negatives_come_from_the_same_split(make: Make) -> None:
+    source = make(negatives=20)
+    drawn = {caption.split(".")[0] for batch in source.epoch() for caption in batch.captions}
+    assert drawn == {str(n) for n in IN_TRAIN}
+
+
+def test_once_computes_once(make: Make) -> None:
+    batch = make().at(0)
+    calls = []
+
+    def compute() -> object:
+        calls.append(1)
+        return object()
+
+    first = batch.once(("key", 1), compute)
+    assert batch.once(("key", 1), compute) is first
+    assert len(calls) == 1
+    assert batch.once(("key", 2), compute) is not first
+    assert make().at(0).once(("key", 1), compute) is not first, "a batch of its own remembers nothing"
+    none = [batch.once("none", lambda: calls.append(1)) for _ in range(3)]
+    assert none == [None] * 3
+    assert len(calls) == 4
+
+
+def test_moved_to_a_device(make: Make) -> None:
+    batch = make(negatives=1).at(0)
+    moved = batch.to(torch.device("meta"))
+    assert moved.ids == batch.ids
+    assert moved.captions == batch.captions
+    assert {t.device.type for t in (*moved.features.values(), *vars(moved.pairs).values())} == {"meta"}
+    assert isinstance(moved.pairs, Pairs)
+
+
+def test_an_unknown_split(make: Make) -> None:
+    with pytest.raises(DataError, match="no image is in the split 'test'"):
+        make("test")

@@ -1,0 +1,194 @@
+"""Captioning one's own pictures: files, folders, broken ones, and the command that prints the rows."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from tellapart import captioning, registry
+from tellapart.captioners.adaptive import AdaptiveAttention, AdaptiveAttentionSettings
+from tellapart.captioning import caption
+from tellapart.cli import main
+from tellapart.data.images import load_image
+from tellapart.encoders.images import EfficientNetLite0, EncoderIdentity
+from tellapart.engine.checkpoint import load_captioner, save_captioner
+from tellapart.errors import DataError, RunError, StoreError
+from tellapart.recipe import DecodingSettings
+from tellapart.text import Vocabulary
+
+WORDS = ("a", "red", "blue", "house", "tree")
+
+
+class TinyEncoder:
+    """Colours of the four quarters of a picture."""
+
+    size = 4
+    identity = EncoderIdentity("tiny", "0", "quarters", regions=4, width=3)
+
+    def squeeze(self, image: Image.Image) -> Image.Image:
+        return image.resize((2, 2))
+
+    def encode(self, images: list[Image.Image]) -> np.ndarray:
+        return np.stack([np.asarray(image, dtype=np.float32).reshape(4, 3) / 255 for image in images])
+
+
+def save_model(folder: Path, identity: EncoderIdentity) -> Path:
+    """A model that has learnt nothing, but looks at its picture."""
+    torch.manual_seed(3)
+    settings = AdaptiveAttentionSettings(hidden=6, embedding=4, attention=3, dropout=0.5)
+    model = AdaptiveAttention(settings, Vocabulary(WORDS), identity)
+    folder.mkdir()
+    save_captioner(model, folder)
+    return folder
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    module = types.ModuleType("tiny_encoder_of_the_tests")
+    module.TinyEncoder = TinyEncoder  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    monkeypatch.setitem(registry.TABLE["encoder"], "tiny", f"{module.__name__}:TinyEncoder")
+    return save_model(tmp_path / "model", TinyEncoder.identity)
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    folder = tmp_path / "pictures"
+    (folder / "inner").mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for name in ("b.png", "a.jpg", "inner/c.webp"):
+        Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(folder / name)
+    return folder
+
+
+def test_a_row_for_a_picture(model: Path, pictures: Path) -> None:
+    (row,) = caption([pictures / "a.jpg"], model)
+    assert list(row) == ["id", "caption", "log_prob", "ended"]
+    assert row["id"] == str(pictures / "a.jpg")
+    assert set(row["caption"].split()) <= set(WORDS)
+    assert row["log_prob"] < 0
+    assert isinstance(row["ended"], bool)
+
+
+def test_rows_are_the_models_own_probabilities(model: Path, pictures: Path) -> None:
+    (row,) = caption([pictures / "b.png"], model, DecodingSettings(beam=2, max_words=5))
+    captioner = load_captioner(model)
+    encoder = TinyEncoder()
+    features = torch.from_numpy(encoder.encode([encoder.squeeze(load_image(pictures / "b.png"))]))
+    tokens = captioner.tokenize([row["caption"]])
+    if not row["ended"]:
+        tokens = tokens[:, :-1]
+    expected = captioner.log_prob(captioner.encode(features), tokens, torch.tensor([0]))
+    assert row["log_prob"] == pytest.approx(expected.item(), abs=1e-4)
+
+
+def test_files_and_folders_in_the_order_given(model: Path, pictures: Path) -> None:
+    rows = caption([pictures / "inner" / "c.webp", str(pictures)], str(model))
+    names = ["inner/c.webp", "a.jpg", "b.png", "inner/c.webp"]
+    assert [row["id"] for row in rows] == [str(pictures / name) for name in names]
+    assert rows[0] == rows[3]
+    assert len({row["log_prob"] for row in rows}) == 3, "it looks at the pictures"
+
+
+def test_many_pictures_go_in_blocks(model: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = caption([pictures], model)
+    monkeypatch.setattr(captioning, "BLOCK", 2)
+    progress: list[tuple[int, int]] = []
+    rows = caption([pictures], model, on_progress=lambda *done: progress.append(done))
+    assert progress == [(2, 3), (3, 3)]
+    assert [(row["id"], row["caption"]) for row in rows] == [(row["id"], row["caption"]) for row in whole]
+
+
+def test_the_decoding_is_followed(model: Path, pictures: Path) -> None:
+    rows = caption([pictures], model, DecodingSettings(beam=1, max_words=1))
+    assert all(len(row["caption"].split()) <= 1 for row in rows)
+
+
+def test_a_broken_picture_is_skipped_if_someone_is_told(model: Path, pictures: Path) -> None:
+    (pictures / "b.png").write_bytes(b"no picture")
+    skipped: list[DataError] = []
+    rows = caption([pictures], model, on_skip=skipped.append)
+    assert [Path(row["id"]).name for row in rows] == ["a.jpg", "c.webp"]
+    (error,) = skipped
+    assert "b.png: not a picture" in str(error)
+    with pytest.raises(DataError, match=r"b\.png: not a picture"):
+        caption([pictures], model)
+
+
+def test_nothing_readable_gives_no_rows(model: Path, tmp_path: Path) -> None:
+    skipped: list[DataError] = []
+    assert caption([tmp_path / "nowhere.jpg"], model, on_skip=skipped.append) == []
+    assert len(skipped) == 1
+
+
+def test_what_cannot_be_captioned(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no picture was given"):
+        caption([], model)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match="empty: no picture found"):
+        caption([tmp_path / "empty"], model)
+    with pytest.raises(RunError, match="empty: no model is here"):
+        caption([tmp_path / "a.jpg"], tmp_path / "empty")
+
+
+def test_another_encoder_is_refused(model: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TinyEncoder, "identity", EncoderIdentity("tiny", "1", "quarters", regions=4, width=3))
+    with pytest.raises(StoreError, match="was trained on features of another tiny"):
+        caption([pictures], model)
+
+
+def test_the_real_encoder(tmp_path: Path, pictures: Path) -> None:
+    model = save_model(tmp_path / "real", EfficientNetLite0().identity)
+    rows = caption([pictures], model, DecodingSettings(beam=2, max_words=4))
+    assert len({row["log_prob"] for row in rows}) == 3
+
+
+# --- the command ----------------------------------------------------------------------------------------------------
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
+    monkeypatch.setattr(sys, "argv", ["tellapart", "caption", *map(str, arguments)])
+    with pytest.raises(SystemExit) as caught:
+        main()
+    return int(caught.value.code or 0)
+
+
+def test_the_command_prints_json_lines(
+    model: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (pictures / "b.png").write_bytes(b"no picture")
+    assert run(monkeypatch, pictures, "--model", model, "--beam", 2) == 0
+    printed = capsys.readouterr()
+    rows = [json.loads(line) for line in printed.out.splitlines()]
+    assert rows == caption([pictures], model, DecodingSettings(beam=2), on_skip=lambda _: None)
+    assert len(rows) == 2
+    assert "skipped: " in printed.err
+    assert "b.png: not a picture" in printed.err
+
+
+def test_the_command_writes_a_file(
+    model: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "new" / "captions.jsonl"
+    assert run(monkeypatch, pictures / "a.jpg", pictures / "b.png", "--model", model, "--out", out) == 0
+    assert capsys.readouterr().out == ""
+    rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
+    assert [Path(row["id"]).name for row in rows] == ["a.jpg", "b.png"]
+    assert all(list(row) == ["id", "caption", "log_prob", "ended"] for row in rows)
+
+
+def test_the_command_fails_when_nothing_was_captioned(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, tmp_path / "nowhere.jpg", "--model", model) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "nowhere.jpg: this picture does not exist" in printed.err
+    assert printed.err.endswith("tellapart: no picture could be captioned\n")
