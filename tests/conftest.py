@@ -53,5 +53,6 @@ def tiny_data() -> tuple[Dataset, FeatureStore]:
         captions = tuple(" ".join(rng.choice(WORDS, size=rng.integers(2, 6))) for _ in range(1 + number % 4))
         records.append(Record(str(number), f"{number}.png", ("train", "train", "val", "test")[number % 4], captions))
     dataset = Dataset("tiny", Path(), tuple(records))
-    grid = rng.normal(size=(12, IDENTITY.regions, IDENTITY.width)).astype(np.float16)
-    return dataset, FeatureStore(grid, IDENTITY, dataset.digest)
+    grid = rng.normal(size=(12, IDENTITY.regions, IDENTITY.width))
+    features = np.concatenate([grid, grid.mean(axis=1, keepdims=True)], axis=1).astype(np.float16)
+    return dataset, FeatureStore(features, IDENTITY, dataset.digest)

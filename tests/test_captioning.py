@@ -17,7 +17,7 @@ from tellapart.captioners.adaptive import AdaptiveAttention, AdaptiveAttentionSe
 from tellapart.captioning import caption
 from tellapart.cli import main
 from tellapart.data.images import load_image
-from tellapart.encoders.images import EfficientNetLite0, EncoderIdentity
+from tellapart.encoders.images import EncoderIdentity, open_encoder
 from tellapart.engine.checkpoint import load_captioner, save_captioner
 from tellapart.errors import DataError, RunError, StoreError
 from tellapart.recipe import DecodingSettings
@@ -31,6 +31,9 @@ class TinyEncoder:
 
     size = 4
     identity = EncoderIdentity("tiny", "0", "quarters", regions=4, width=3)
+
+    def __init__(self, name: str = "tiny", threads: int | None = None, device: str | None = None) -> None:
+        assert name == "tiny"
 
     def squeeze(self, image: Image.Image) -> Image.Image:
         return image.resize((2, 2))
@@ -145,7 +148,7 @@ def test_another_encoder_is_refused(model: Path, pictures: Path, monkeypatch: py
 
 
 def test_the_real_encoder(tmp_path: Path, pictures: Path) -> None:
-    model = save_model(tmp_path / "real", EfficientNetLite0().identity)
+    model = save_model(tmp_path / "real", open_encoder("efficientnet-lite0").identity)
     rows = caption([pictures], model, DecodingSettings(beam=2, max_words=4))
     assert len({row["log_prob"] for row in rows}) == 3
 

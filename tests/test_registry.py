@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from tellapart import registry
 from tellapart.captioners.base import Captioner
+from tellapart.encoders.images import open_encoder
 from tellapart.errors import RecipeError
 from tellapart.objectives.base import Objective
 
@@ -35,9 +36,9 @@ def test_components_know_their_name_and_settings(kind: str, name: str) -> None:
         found.Settings(no_such_setting=1)
 
 
-@pytest.mark.parametrize("name", registry.names("encoder"))
+@pytest.mark.parametrize("name", [name for name in registry.names("encoder") if name.startswith("efficientnet")])
 def test_encoders_know_their_name(name: str) -> None:
-    assert registry.find("encoder", name)().identity.name == name
+    assert open_encoder(name).identity.name == name
 
 
 def test_names_are_in_table_order() -> None:
@@ -50,7 +51,7 @@ def test_names_are_in_table_order() -> None:
     [
         ("objective", "contrastiv", "there is no objective 'contrastiv'; did you mean 'contrastive'?"),
         ("captioner", "adaptive_attention", "did you mean 'adaptive-attention'?"),
-        ("encoder", "xyz", "there is no encoder 'xyz'; known: efficientnet-lite0"),
+        ("encoder", "xyz", "there is no encoder 'xyz'; known: clip, efficientnet-lite0"),
     ],
 )
 def test_an_unknown_name_is_answered_with_a_likely_one(kind: str, name: str, told: str) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from PIL import Image
 
-from tellapart import registry
 from tellapart.data.images import load_image
 from tellapart.data.readers import read_folder
 from tellapart.decoding.search import beam_search
+from tellapart.encoders.images import accelerator, open_encoder
 from tellapart.engine.checkpoint import load_captioner
 from tellapart.engine.run import best_device
 from tellapart.errors import DataError, StoreError
@@ -43,7 +43,7 @@ def caption(
         [{'id': 'dog.jpg', 'caption': 'a dog ...', 'log_prob': -8.1, 'ended': True}]
     """
     captioner = load_captioner(Path(model)).to(best_device())
-    encoder = registry.find("encoder", captioner.encoder.name)()
+    encoder = open_encoder(captioner.encoder.name, device=accelerator())
     if encoder.identity != captioner.encoder:
         raise StoreError(
             f"{model}: was trained on features of another {captioner.encoder.name}; install the version it used"

@@ -41,22 +41,47 @@ def demo(
 
 @app.command()
 def prepare(
-    data: Annotated[str, typer.Argument(help="'scenes', a Karpathy .json file, or a folder of pictures.")],
+    data: Annotated[str, typer.Argument(help="'scenes', a folder of pictures, or a data set (docs/data.md).")],
     encoder: Annotated[str, typer.Option(help="Image encoder.")] = "efficientnet-lite0",
     prepared: Annotated[Path, typer.Option(help="Folder for rendered scenes and feature stores.")] = Path("prepared"),
+    max_skipped: Annotated[
+        float, typer.Option(min=0, max=1, help="Fail when a larger share of the pictures cannot be read.")
+    ] = 0.01,
+    part: Annotated[str, typer.Option(help="Encode only this part, e.g. 2/4; other processes do the others.")] = "1/1",
 ) -> None:
     """Read a data set and encode its images; interrupt it whenever you like, the same command continues."""
-    from tellapart.data.prepare import prepare as prepare_data
+    from tellapart.data.features import Part
+    from tellapart.data.prepare import prepare_part
     from tellapart.engine.run import show_progress
     from tellapart.recipe import DataSettings
 
-    settings = DataSettings(source=data, encoder=encoder, prepared=str(prepared))
-    result = prepare_data(settings, show_progress())
+    settings = DataSettings(source=data, encoder=encoder, prepared=str(prepared), max_skipped=max_skipped)
+    result = prepare_part(settings, Part.parse(part), show_progress())
+    if result is None:
+        print(f"part {part} is encoded; the store is finished when all parts are")
+        return
     counts = dict.fromkeys(("train", "val", "test"), 0)
     for record in result.dataset:
         counts[record.split] += 1
     listed = ", ".join(f"{count} {split}" for split, count in counts.items() if count)
     print(f"{result.dataset.name}: {len(result.dataset)} images ({listed}); features in {result.folder}")
+    if result.store.skipped:
+        print(f"{len(result.store.skipped)} pictures could not be read: see {result.folder / 'skipped.jsonl'}")
+
+
+@app.command()
+def inspect(
+    data: Annotated[str, typer.Argument(help="'scenes', or a data set in any layout of docs/data.md.")],
+    images: Annotated[bool, typer.Option(help="Decode every picture to find those that are missing or broken.")] = True,
+) -> None:
+    """Show what is in a data set: splits, captions, duplicates, missing or broken pictures, a sample."""
+    from tellapart.data.inspect import describe, inspect_dataset
+    from tellapart.data.prepare import open_dataset
+    from tellapart.engine.progress import ProgressLine
+    from tellapart.recipe import DataSettings
+
+    line = ProgressLine("looking at pictures", " images")
+    print(describe(inspect_dataset(open_dataset(DataSettings(source=data)), images, line.update)))
 
 
 @app.command()

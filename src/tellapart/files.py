@@ -37,9 +37,9 @@ def write_jsonl(path: Path, rows: Iterable[Any]) -> None:
 
 
 def read_text(path: Path, what: str = "file") -> str:
-    """A UTF-8 file's text; a file that has none is a `DataError` that names it."""
+    """A UTF-8 file's text (without the mark that Windows puts first); one that has none is a `DataError`."""
     try:
-        return path.read_text(encoding="utf-8")
+        return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise DataError(f"{path}: this {what} does not exist; check the path") from None
     except IsADirectoryError:

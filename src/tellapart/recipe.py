@@ -34,13 +34,22 @@ class ScenesSettings(Section):
 class DataSettings(Section):
     """Where the pictures and captions are, and how words are made from captions."""
 
-    source: str = Field(description="'scenes', a Karpathy .json file, or a folder of pictures")
+    source: str = Field(description="'scenes', a folder of pictures, or a data set (docs/data.md)")
     scenes: ScenesSettings = ScenesSettings()
     encoder: str = "efficientnet-lite0"
     prepared: str = Field("prepared", description="folder for rendered scenes and feature stores")
+    max_skipped: float = Field(0.01, ge=0, le=1, description="fail when more of the pictures cannot be read")
     normaliser: Literal["plain", "alphabetic"] = "plain"
     min_count: int = Field(5, ge=1, description="rarer words become <unk>")
     max_words: int = Field(18, ge=1, description="longer training captions are cut")
+
+
+class NegativeSettings(Section):
+    """Where an objective's negatives come from: uniform over other images' captions, or hard, from images alike."""
+
+    hard: float = Field(0.0, ge=0, le=1, description="share of negatives that are hard, once the ramp is over")
+    top: float = Field(0.01, gt=0, le=1, description="hard ones come from this share of nearest images")
+    ramp_epochs: float = Field(1.0, ge=0, description="epochs in which the share rises from 0")
 
 
 class Upstream(Section):
@@ -56,6 +65,7 @@ class TrainingSettings(Section):
     steps: int | None = Field(None, ge=1)
     images_per_batch: int = Field(16, ge=1)
     captions_per_image: int | None = Field(None, ge=1, description="drawn anew each time; null takes all")
+    bucket_batches: int = Field(1, ge=1, description="so many batches are sorted by caption length together; 1: none")
     learning_rate: float = Field(1e-3, gt=0)
     schedule: Literal["constant", "cosine"] = "cosine"
     warmup_steps: int = Field(0, ge=0)
@@ -96,6 +106,7 @@ class Recipe(Section):
     objective: dict[str, Any]
     start: Upstream | None = Field(None, description="the target's first weights")
     reference: Upstream | None = Field(None, description="the frozen captioner the target is compared with")
+    negatives: NegativeSettings = NegativeSettings()
     training: TrainingSettings
     decoding: DecodingSettings = DecodingSettings()
 
@@ -152,7 +163,7 @@ class Recipe(Section):
         content = self.resolved()
         for key in ("name", "description", "decoding", "start", "reference"):
             del content[key]
-        for key in ("prepared", "source"):
+        for key in ("prepared", "source", "max_skipped"):
             del content["data"][key]
         return digest_of(content)
 

@@ -13,7 +13,12 @@ from tellapart.errors import RecipeError, did_you_mean
 
 TABLE: dict[str, dict[str, str]] = {
     "encoder": {
-        "efficientnet-lite0": "tellapart.encoders.images:EfficientNetLite0",
+        # What stands before '@' or ':' in an encoder's name; 'tellapart.encoders.images.open_encoder' reads the rest.
+        "efficientnet-lite0": "tellapart.encoders.efficientnet:EfficientNetLite",
+        "efficientnet-lite2": "tellapart.encoders.efficientnet:EfficientNetLite",
+        "clip": "tellapart.encoders.huggingface:VisionTower",
+        "siglip": "tellapart.encoders.huggingface:VisionTower",
+        "timm": "tellapart.encoders.timm:TimmModel",
     },
     "captioner": {
         "adaptive-attention": "tellapart.captioners.adaptive:AdaptiveAttention",

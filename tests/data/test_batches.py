@@ -8,12 +8,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tellapart.data.batches import Batch, BatchSource, Kind, Pairs
 from tellapart.data.features import FeatureStore
 from tellapart.data.records import Dataset, Record
 from tellapart.encoders.images import EncoderIdentity
 from tellapart.errors import DataError
+from tellapart.recipe import NegativeSettings
 
 IDENTITY = EncoderIdentity("tiny", "0", "none", regions=2, width=3)
 CAPTIONS = (1, 4, 2, 0, 3, 1, 5, 2, 1, 3, 2, 0)
@@ -30,7 +33,7 @@ def make() -> Make:
         for n, count in enumerate(CAPTIONS)
     )
     dataset = Dataset("tiny", Path(), records)
-    grid = np.arange(len(records), dtype=np.float16)[:, None, None] * np.ones((1, 2, 3), dtype=np.float16)
+    grid = np.arange(len(records), dtype=np.float16)[:, None, None] * np.ones((1, 3, 3), dtype=np.float16)
 
     def source(split: str = "train", images_per_batch: int = 4, **options: int | None) -> BatchSource:
         store = FeatureStore(grid, IDENTITY, dataset.digest)
@@ -175,3 +178,88 @@ def test_moved_to_a_device(make: Make) -> None:
 def test_an_unknown_split(make: Make) -> None:
     with pytest.raises(DataError, match="no image is in the split 'test'"):
         make("test")
+
+
+# --- several processes, buckets, hard negatives ---------------------------------------------------------------------
+
+
+@given(
+    seed=st.integers(0, 2**31),
+    step=st.integers(0, 40),
+    world=st.integers(1, 5),
+    negatives=st.integers(0, 3),
+    captions=st.one_of(st.none(), st.integers(1, 3)),
+    bucket=st.integers(1, 4),
+)
+def test_processes_together_see_what_one_sees(
+    seed: int, step: int, world: int, negatives: int, captions: int | None, bucket: int
+) -> None:
+    """Any step of any seed, from fresh objects: the images, captions and negatives of all ranks are those of one."""
+    options = {"seed": seed, "negatives": negatives, "captions_per_image": captions, "bucket_batches": bucket}
+    whole = source_of_images(**options).at(step)
+    assert same(whole, source_of_images(**options).at(step))
+    parts = [source_of_images(**options, rank=rank, world=world).at(step) for rank in range(world)]
+    assert sorted(id for part in parts for id in part.ids) == sorted(whole.ids)
+
+    def pairs_of(batch: Batch) -> list[tuple[str, str, int]]:
+        rows = zip(
+            batch.pairs.image_row.tolist(), batch.pairs.caption_row.tolist(), batch.pairs.kind.tolist(), strict=True
+        )
+        return [(batch.ids[image], batch.captions[caption], kind) for image, caption, kind in rows]
+
+    assert sorted(pair for part in parts for pair in pairs_of(part)) == sorted(pairs_of(whole))
+    for part in parts:
+        count = len(part.pairs.of(Kind.POSITIVE))
+        negative = part.pairs.image_row[part.pairs.of(Kind.NEGATIVE)].view(count, negatives)
+        assert (negative == part.pairs.image_row[:count, None]).all(), "K each, in the positives' order"
+
+
+def source_of_images(images: int = 23, **options: object) -> BatchSource:
+    """Images whose captions are 1 to 7 words long; features and captions name the image."""
+    records = tuple(
+        Record(str(n), f"{n}.png", "train", tuple(" ".join([f"{n}.{k}"] * (1 + n % 7)) for k in range(1 + n % 4)))
+        for n in range(images)
+    )
+    dataset = Dataset("many", Path(), records)
+    features = np.arange(images, dtype=np.float16)[:, None, None] * np.ones((1, 3, 3), dtype=np.float16)
+    return BatchSource(dataset, FeatureStore(features, IDENTITY, dataset.digest), "train", 4, **options)  # type: ignore[arg-type]
+
+
+def test_buckets_put_captions_of_like_length_together() -> None:
+    def spread(bucket: int) -> float:
+        source = source_of_images(200, bucket_batches=bucket)
+        lengths = [[len(caption.split()) for caption in source.at(step).captions] for step in range(len(source))]
+        return float(np.mean([max(batch) - min(batch) for batch in lengths]))
+
+    assert spread(25) < 0.4 * spread(1)
+
+
+def test_buckets_visit_every_image_once_and_in_another_order_each_epoch() -> None:
+    source = source_of_images(bucket_batches=3)
+    epochs = [[source.at(epoch * len(source) + at).ids for at in range(len(source))] for epoch in range(2)]
+    for batches in epochs:
+        assert sorted(id for ids in batches for id in ids) == sorted(str(n) for n in range(23))
+        assert [len(ids) for ids in batches] == [4, 4, 4, 4, 4, 3]
+    assert epochs[0] != epochs[1]
+
+
+def test_hard_negatives_are_used_where_the_recipe_asks_for_them() -> None:
+    records = tuple(Record(str(n), f"{n}.png", "train", (f"caption {n}",)) for n in range(20))
+    dataset = Dataset("pairs", Path(), records)
+    features = np.repeat(np.eye(10, dtype=np.float16), 2, axis=0)[:, None].repeat(3, axis=1)  # 2i and 2i + 1 look alike
+    identity = EncoderIdentity("tiny", "0", "none", regions=2, width=10)
+    source = BatchSource(
+        dataset,
+        FeatureStore(features, identity, dataset.digest),
+        "train",
+        20,
+        negatives=3,
+        negative_settings=NegativeSettings(hard=1.0, top=0.05, ramp_epochs=1),
+    )
+    easy, hard = source.at(0), source.at(1)  # one batch is an epoch
+    for batch, expected in ((easy, False), (hard, True)):
+        rows = batch.pairs.of(Kind.NEGATIVE)
+        said = [batch.captions[row] for row in batch.pairs.caption_row[rows].tolist()]
+        images = [int(batch.ids[row]) for row in batch.pairs.image_row[rows].tolist()]
+        alike = [caption == f"caption {image ^ 1}" for caption, image in zip(said, images, strict=True)]
+        assert all(alike) == expected

@@ -1,9 +1,13 @@
-"""The feature store: what is written is what the encoder gave, however often the writing was interrupted."""
+"""The feature store: what is written is what the encoder gave, whoever wrote it and however often it was stopped."""
 
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
+import signal
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,12 +16,12 @@ import pytest
 from PIL import Image
 
 from tellapart.data import features
-from tellapart.data.features import FeatureStore, encode_images, write_store
+from tellapart.data.features import FeatureStore, Part, encode_batches, write_store
 from tellapart.data.records import Dataset, Record
-from tellapart.encoders.images import EncoderIdentity
-from tellapart.errors import DataError, StoreError
+from tellapart.encoders.base import EncoderIdentity
+from tellapart.errors import StoreError
 
-IMAGES, SHARD, SIZE = 50, 12, 8
+IMAGES, SHARD, BATCH, SIZE = 50, 12, 5, 8
 
 
 class FakeEncoder:
@@ -25,27 +29,32 @@ class FakeEncoder:
 
     size = SIZE
 
-    def __init__(self, weights: str = "0", stop_after: int | None = None) -> None:
+    def __init__(
+        self, weights: str = "0", stop_after: int | None = None, concurrency: int = 2, seconds: float = 0.0
+    ) -> None:
         self.identity = EncoderIdentity("fake", weights, "none", regions=2, width=3)
         self.stop_after = stop_after
+        self.concurrency = concurrency
+        self.seconds = seconds
         self.encoded = 0
+        self.lock = threading.Lock()
 
     def squeeze(self, image: Image.Image) -> Image.Image:
         return image.resize((self.size, self.size))
 
     def encode(self, images: list[Image.Image]) -> np.ndarray:
-        self.encoded += len(images)
+        with self.lock:
+            self.encoded += len(images)
         if self.stop_after is not None and self.encoded > self.stop_after:
             raise KeyboardInterrupt
+        time.sleep(self.seconds)
         assert all(image.size == (self.size, self.size) for image in images)
         means = np.stack([np.asarray(image, dtype=np.float32).mean(axis=(0, 1)) for image in images]) / 7
         return np.stack([means, -(means**2)], axis=1)
 
 
-@pytest.fixture
-def dataset(tmp_path: Path) -> Dataset:
-    folder = tmp_path / "pictures"
-    folder.mkdir()
+def make_dataset(folder: Path) -> Dataset:
+    folder.mkdir(exist_ok=True)
     rng = np.random.default_rng(0)
     for number in range(IMAGES):
         flat = np.broadcast_to(rng.integers(0, 256, 3, dtype=np.uint8), (SIZE, SIZE, 3))
@@ -54,9 +63,19 @@ def dataset(tmp_path: Path) -> Dataset:
     return Dataset("pictures", folder, records)
 
 
+@pytest.fixture
+def dataset(tmp_path: Path) -> Dataset:
+    return make_dataset(tmp_path / "pictures")
+
+
+def small_shards() -> None:
+    features.SHARD, features.BATCH = SHARD, BATCH
+
+
 @pytest.fixture(autouse=True)
-def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(features, "SHARD", SHARD)
+    monkeypatch.setattr(features, "BATCH", BATCH)
 
 
 @pytest.fixture
@@ -67,87 +86,165 @@ def expected(dataset: Dataset) -> np.ndarray:
 
 
 @pytest.fixture
-def interrupt(dataset: Dataset, tmp_path: Path) -> Callable[[int], None]:
-    def stop(after: int, folder: str = "store") -> None:
+def interrupt(dataset: Dataset, tmp_path: Path) -> Callable[[int], int]:
+    """Stop a job after so many images; gives how many images it had finished for good."""
+
+    def stop(after: int) -> int:
         with pytest.raises(KeyboardInterrupt):
-            write_store(tmp_path / folder, dataset, FakeEncoder(stop_after=after))
+            write_store(tmp_path / "store", dataset, FakeEncoder(stop_after=after))
+        return finished_images(tmp_path / "store")
 
     return stop
 
 
+def finished_images(store: Path) -> int:
+    starts = [int(marker.stem.split("-")[1]) for marker in store.glob("writing-*/shard-*.done")]
+    return sum(min(SHARD, IMAGES - start) for start in starts)
+
+
+def same_store(one: Path, other: Path) -> bool:
+    names = [sorted(path.name for path in folder.iterdir()) for folder in (one, other)]
+    return names[0] == names[1] and all((one / name).read_bytes() == (other / name).read_bytes() for name in names[0])
+
+
 def test_the_store_holds_what_the_encoder_gave(dataset: Dataset, tmp_path: Path, expected: np.ndarray) -> None:
     assert IMAGES % SHARD, "the last shard is a short one"
+    assert SHARD % BATCH, "so is the last batch of a shard"
     encoder = FakeEncoder()
     progress: list[tuple[int, int]] = []
-    store = write_store(tmp_path / "store", dataset, encoder, lambda *done: progress.append(done))
+    store = write_store(tmp_path / "store", dataset, encoder, on_progress=lambda *done: progress.append(done))
+    assert store is not None
     assert encoder.encoded == IMAGES
     assert len(store) == IMAGES
-    stored = np.load(tmp_path / "store" / "grid.npy")
+    stored = np.load(tmp_path / "store" / "features.npy")
     assert stored.dtype == np.float16
-    assert np.array_equal(stored, expected.astype(np.float16))
+    assert np.array_equal(stored[:, :-1], expected.astype(np.float16))
+    assert np.array_equal(stored[:, -1], expected.mean(axis=1).astype(np.float16))
     assert store.encoder == encoder.identity
     assert store.records == dataset.digest
     assert progress[-1] == (IMAGES, IMAGES)
     assert [done for done, _ in progress] == sorted({done for done, _ in progress})
-    assert not list((tmp_path / "store").glob("shard-*")), "the markers are gone"
+    assert sorted(path.name for path in (tmp_path / "store").iterdir()) == ["features.npy", "manifest.json"]
 
 
 def test_a_batch_reads_the_right_rows(dataset: Dataset, tmp_path: Path, expected: np.ndarray) -> None:
     store = write_store(tmp_path / "store", dataset, FakeEncoder())
+    assert store is not None
     rows = [49, 0, 17, 17]
     grid = store.grid(rows)
-    assert grid.dtype == np.float32
+    assert grid.dtype == store.pooled(rows).dtype == np.float32
     assert np.array_equal(grid, expected[rows].astype(np.float16).astype(np.float32))
+    assert np.array_equal(store.pooled(rows), expected[rows].mean(axis=1).astype(np.float16).astype(np.float32))
     assert store.grid([]).shape == (0, 2, 3)
     grid[:] = 0
     assert np.array_equal(store.grid([49]), expected[[49]].astype(np.float16).astype(np.float32)), "a copy"
 
 
-def test_pictures_come_in_order_whatever_the_batch(dataset: Dataset, expected: np.ndarray) -> None:
-    paths = [dataset.path(record) for record in dataset]
-    for batch in (1, 7, 16, 100):
-        grids = list(encode_images(paths, FakeEncoder(), batch))
-        assert len(grids) == -(-IMAGES // batch)
-        assert np.array_equal(np.concatenate(grids), expected)
+@pytest.mark.parametrize("concurrency", [1, 2, 5])
+def test_batches_come_in_order_however_many_are_encoded_at_once(
+    dataset: Dataset, expected: np.ndarray, concurrency: int
+) -> None:
+    for size in (1, 7, 100):
+        batches = [dataset.records[at : at + size] for at in range(0, IMAGES, size)]
+        found = [grid for grid, _ in encode_batches(dataset, batches, FakeEncoder(concurrency=concurrency))]
+        assert len(found) == len(batches)
+        assert np.array_equal(np.concatenate(found)[:, :-1], expected.astype(np.float16))
 
 
 @pytest.mark.parametrize("after", [0, 5, 12, 30, 49])
 def test_an_interrupted_store_continues(
-    dataset: Dataset, tmp_path: Path, interrupt: Callable[..., None], after: int
+    dataset: Dataset, tmp_path: Path, interrupt: Callable[[int], int], after: int
 ) -> None:
-    whole = tmp_path / "whole"
-    write_store(whole, dataset, FakeEncoder())
-    interrupt(after)
+    write_store(tmp_path / "whole", dataset, FakeEncoder())
+    finished = interrupt(after)
+    assert finished <= after
     with pytest.raises(StoreError, match="no finished feature store is here; run 'tellapart prepare'"):
         FeatureStore.open(tmp_path / "store")
-    finished = after // SHARD * SHARD
     encoder = FakeEncoder()
     progress: list[tuple[int, int]] = []
-    write_store(tmp_path / "store", dataset, encoder, lambda *done: progress.append(done))
+    write_store(tmp_path / "store", dataset, encoder, on_progress=lambda *done: progress.append(done))
     assert encoder.encoded == IMAGES - finished, "finished shards are not encoded again"
     assert progress[0][0] > finished
     assert progress[-1] == (IMAGES, IMAGES)
-    for name in ("grid.npy", "manifest.json"):
-        assert (tmp_path / "store" / name).read_bytes() == (whole / name).read_bytes()
+    assert same_store(tmp_path / "store", tmp_path / "whole")
 
 
-def test_interrupted_again_and_again(dataset: Dataset, tmp_path: Path, interrupt: Callable[..., None]) -> None:
+def test_interrupted_again_and_again(dataset: Dataset, tmp_path: Path, interrupt: Callable[[int], int]) -> None:
     write_store(tmp_path / "whole", dataset, FakeEncoder())
-    for after in (13, 14, 3, 25):
-        interrupt(after)
+    finished = [interrupt(after) for after in (13, 14, 3, 25)]
+    assert finished == sorted(finished)
+    assert finished[-1] > 0
     write_store(tmp_path / "store", dataset, FakeEncoder())
-    assert (tmp_path / "store" / "grid.npy").read_bytes() == (tmp_path / "whole" / "grid.npy").read_bytes()
+    assert same_store(tmp_path / "store", tmp_path / "whole")
+
+
+def write_in_a_process(root: Path, part: Part, seconds: float) -> None:
+    small_shards()
+    records = tuple(Record(str(n), f"{n}.png", "train", (f"picture {n}",)) for n in range(IMAGES))
+    dataset = Dataset("pictures", root / "pictures", records)
+    write_store(root / "store", dataset, FakeEncoder(seconds=seconds), part=part)
+
+
+def test_two_processes_write_what_one_writes(dataset: Dataset, tmp_path: Path) -> None:
+    write_store(tmp_path / "whole", dataset, FakeEncoder())
+    spawn = multiprocessing.get_context("spawn")
+    workers = [spawn.Process(target=write_in_a_process, args=(tmp_path, Part(i, 2), 0.01)) for i in range(2)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    assert [worker.exitcode for worker in workers] == [0, 0]
+    assert same_store(tmp_path / "store", tmp_path / "whole")
+
+
+def test_parts_one_after_the_other(dataset: Dataset, tmp_path: Path) -> None:
+    write_store(tmp_path / "whole", dataset, FakeEncoder())
+    encoders = [FakeEncoder() for _ in range(3)]
+    found = [write_store(tmp_path / "store", dataset, e, part=Part(i, 3)) for i, e in enumerate(encoders)]
+    assert [store is None for store in found] == [True, True, False], "None while parts are missing"
+    assert sum(encoder.encoded for encoder in encoders) == IMAGES
+    assert same_store(tmp_path / "store", tmp_path / "whole")
+
+
+def test_killed_half_way_it_continues_to_the_same_bytes(dataset: Dataset, tmp_path: Path) -> None:
+    write_store(tmp_path / "whole", dataset, FakeEncoder())
+    worker = multiprocessing.get_context("spawn").Process(target=write_in_a_process, args=(tmp_path, Part(), 0.2))
+    worker.start()
+    deadline = time.monotonic() + 60
+    while finished_images(tmp_path / "store") < SHARD and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert worker.pid is not None
+    os.kill(worker.pid, signal.SIGKILL)
+    worker.join()
+    finished = finished_images(tmp_path / "store")
+    assert 0 < finished < IMAGES
+    encoder = FakeEncoder()
+    write_store(tmp_path / "store", dataset, encoder)
+    assert encoder.encoded == IMAGES - finished
+    assert same_store(tmp_path / "store", tmp_path / "whole")
+
+
+@pytest.mark.parametrize("text", ["1/1", "2/3"])
+def test_parts_are_named_from_one(text: str) -> None:
+    assert Part.parse(text) == {"1/1": Part(0, 1), "2/3": Part(1, 3)}[text]
+
+
+@pytest.mark.parametrize("text", ["0/2", "3/2", "2", "a/b", "1/0", "-1/2"])
+def test_what_is_no_part_is_refused(text: str) -> None:
+    with pytest.raises(StoreError, match="write it as 1/4"):
+        Part.parse(text)
 
 
 def test_a_finished_store_is_found_again(dataset: Dataset, tmp_path: Path) -> None:
     write_store(tmp_path / "store", dataset, FakeEncoder())
     again = FakeEncoder(stop_after=0)
-    assert len(write_store(tmp_path / "store", dataset, again)) == IMAGES
+    assert write_store(tmp_path / "store", dataset, again) is not None
     assert again.encoded == 0
 
 
 def test_a_store_of_something_else_is_refused(dataset: Dataset, tmp_path: Path) -> None:
     store = write_store(tmp_path / "store", dataset, FakeEncoder())
+    assert store is not None
     changed = Dataset("changed", dataset.root, (*dataset.records[:-1], Record("new", "49.png", "train", ("new",))))
     with pytest.raises(StoreError, match="made from other records than changed"):
         write_store(tmp_path / "store", changed, FakeEncoder())
@@ -159,64 +256,110 @@ def test_a_store_of_something_else_is_refused(dataset: Dataset, tmp_path: Path) 
 
 
 def test_a_changed_plan_starts_anew(
-    dataset: Dataset, tmp_path: Path, interrupt: Callable[..., None], expected: np.ndarray
+    dataset: Dataset, tmp_path: Path, interrupt: Callable[[int], int], expected: np.ndarray
 ) -> None:
-    interrupt(30)
+    assert interrupt(40) > 0
     shorter = Dataset("shorter", dataset.root, dataset.records[5:])
     encoder = FakeEncoder(weights="1")
     store = write_store(tmp_path / "store", shorter, encoder)
+    assert store is not None
     assert encoder.encoded == IMAGES - 5
     assert np.array_equal(store.grid(range(IMAGES - 5)), expected[5:].astype(np.float16).astype(np.float32))
+    assert not list((tmp_path / "store").glob("writing-*")), "the abandoned plan is cleared away"
 
 
-def test_killed_while_starting_anew(
-    dataset: Dataset, tmp_path: Path, interrupt: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After the old array is gone, the old plan must not be believed."""
-    interrupt(30)
-    write = features.write_json
+@pytest.mark.parametrize("name", ["write_json", "write_jsonl"])
+def test_killed_while_finishing(dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """The array is in its place, the manifest is not: nothing is encoded again."""
+    write_store(tmp_path / "whole", dataset, FakeEncoder())
+    real = getattr(features, name)
 
     def killed(path: Path, value: object) -> None:
-        if path.name == "plan.json":
+        if path.name in ("manifest.json", "shard-000000048.done"):
             raise KeyboardInterrupt
-        write(path, value)
+        real(path, value)
 
     with monkeypatch.context() as patch:
-        patch.setattr(features, "write_json", killed)
+        patch.setattr(features, name, killed)
         with pytest.raises(KeyboardInterrupt):
-            write_store(tmp_path / "store", Dataset("other", dataset.root, dataset.records[5:]), FakeEncoder())
-    encoder = FakeEncoder()
-    assert len(write_store(tmp_path / "store", dataset, encoder)) == IMAGES
-    assert encoder.encoded == IMAGES
-
-
-def test_a_broken_picture_is_named_and_what_was_finished_is_kept(dataset: Dataset, tmp_path: Path) -> None:
-    path = dataset.root / "20.png"
-    right = path.read_bytes()
-    path.write_bytes(right[:30])
-    with pytest.raises(DataError, match=r"20\.png: "):
-        write_store(tmp_path / "store", dataset, FakeEncoder())
-    path.write_bytes(right)
+            write_store(tmp_path / "store", dataset, FakeEncoder())
     encoder = FakeEncoder()
     write_store(tmp_path / "store", dataset, encoder)
-    assert encoder.encoded == IMAGES - SHARD
+    assert encoder.encoded == (0 if name == "write_json" else IMAGES % SHARD)
+    assert same_store(tmp_path / "store", tmp_path / "whole")
+
+
+def break_pictures(dataset: Dataset, numbers: list[int]) -> None:
+    for number in numbers:
+        path = dataset.root / f"{number}.png"
+        path.write_bytes(path.read_bytes()[:30])
+
+
+def test_a_broken_picture_is_skipped_counted_and_listed(dataset: Dataset, tmp_path: Path, expected: np.ndarray) -> None:
+    break_pictures(dataset, [20])
+    store = write_store(tmp_path / "store", dataset, FakeEncoder(), max_skipped=0.05)
+    assert store is not None
+    assert store.skipped == {"20"}
+    (row,) = [json.loads(line) for line in (tmp_path / "store" / "skipped.jsonl").open()]
+    assert row["id"] == "20"
+    assert row["image"] == "20.png"
+    assert "20.png" in row["reason"]
+    grid = store.grid(range(IMAGES))
+    kept = [n for n in range(IMAGES) if n != 20]
+    assert np.array_equal(grid[kept], expected[kept].astype(np.float16).astype(np.float32))
+    assert not grid[20].any()
+
+
+def test_too_many_broken_pictures_fail_until_they_are_allowed(dataset: Dataset, tmp_path: Path) -> None:
+    break_pictures(dataset, [3, 20, 21])
+    with pytest.raises(StoreError, match=r"3 of 50 pictures cannot be read, first: .*3\.png.*--max-skipped"):
+        write_store(tmp_path / "store", dataset, FakeEncoder(), max_skipped=0.05)
+    encoder = FakeEncoder()
+    store = write_store(tmp_path / "store", dataset, encoder, max_skipped=0.06)
+    assert store is not None
+    assert store.skipped == {"3", "20", "21"}
+    assert encoder.encoded == 0, "everything that can be read had been encoded"
+
+
+def test_a_full_disk_is_an_error_and_loses_nothing(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_store(tmp_path / "whole", dataset, FakeEncoder())
+    written = []
+
+    def full(handle: int) -> None:
+        written.append(handle)
+        if len(written) > 3:
+            raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(StoreError, match=r"No space left on device.*finished shards are kept"):
+            write_store(tmp_path / "store", dataset, FakeEncoder())
+    with pytest.raises(StoreError, match="no finished feature store"):
+        FeatureStore.open(tmp_path / "store")
+    finished = finished_images(tmp_path / "store")
+    encoder = FakeEncoder()
+    write_store(tmp_path / "store", dataset, encoder)
+    assert 0 < finished == IMAGES - encoder.encoded
+    assert same_store(tmp_path / "store", tmp_path / "whole")
 
 
 def test_a_damaged_store_is_refused(dataset: Dataset, tmp_path: Path) -> None:
     folder = tmp_path / "store"
     write_store(folder, dataset, FakeEncoder())
     manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-    whole = (folder / "grid.npy").read_bytes()
-    (folder / "manifest.json").write_text(json.dumps({**manifest, "shape": [IMAGES, 2, 4]}), encoding="utf-8")
-    with pytest.raises(StoreError, match=r"grid\.npy is not what its manifest says"):
+    whole = (folder / "features.npy").read_bytes()
+    (folder / "manifest.json").write_text(json.dumps({**manifest, "shape": [IMAGES, 3, 4]}), encoding="utf-8")
+    with pytest.raises(StoreError, match=r"features\.npy is not what its manifest says"):
         FeatureStore.open(folder)
     (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     assert len(FeatureStore.open(folder)) == IMAGES
-    (folder / "grid.npy").write_bytes(whole[:-100])
-    with pytest.raises(StoreError, match=r"store: grid\.npy cannot be read"):
+    (folder / "features.npy").write_bytes(whole[:-100])
+    with pytest.raises(StoreError, match=r"store: features\.npy cannot be read"):
         FeatureStore.open(folder)
-    os.unlink(folder / "grid.npy")
-    with pytest.raises(StoreError, match=r"store: grid\.npy cannot be read"):
+    os.unlink(folder / "features.npy")
+    with pytest.raises(StoreError, match=r"store: features\.npy cannot be read"):
         FeatureStore.open(folder)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tellapart.data.negatives import CaptionPool
+from tellapart.data.negatives import CaptionPool, HardNegatives
 from tellapart.errors import DataError
+from tellapart.recipe import NegativeSettings
 
 COUNTS = (3, 1, 5, 2, 1)
 CAPTIONS = [[f"{image}.{n}" for n in range(count)] for image, count in enumerate(COUNTS)]
@@ -56,3 +57,52 @@ def test_the_draw_is_a_function_of_the_generator(pool: CaptionPool) -> None:
 def test_one_image_has_no_negatives() -> None:
     with pytest.raises(DataError, match="captions of at least two images"):
         CaptionPool([["a", "b"]]).negatives(np.array([0]), 1, np.random.default_rng(0))
+
+
+# --- hard negatives -------------------------------------------------------------------------------------------------
+
+
+def clusters() -> tuple[CaptionPool, np.ndarray]:
+    """Twenty images in five clusters of four that look alike; image i has 1 + i % 3 captions."""
+    pooled = np.repeat(np.eye(5), 4, axis=0) + 0.01 * np.random.default_rng(0).normal(size=(20, 5))
+    return CaptionPool([tuple(f"{i} says {n}" for n in range(1 + i % 3)) for i in range(20)]), pooled
+
+
+def owner(pool: CaptionPool, index: int) -> int:
+    return int(pool.captions[index].split()[0])
+
+
+def test_hard_negatives_come_from_images_alike_and_never_from_the_image() -> None:
+    pool, pooled = clusters()
+    hard = HardNegatives(pool, pooled, NegativeSettings(hard=1.0, top=0.15, ramp_epochs=0))
+    drawn = hard.draw(np.arange(20), 200, np.random.default_rng(1), epochs=0.0)
+    for image in range(20):
+        owners = {owner(pool, index) for index in drawn[image]}
+        assert owners == {other for other in range(20) if other // 4 == image // 4 and other != image}
+
+
+def test_the_share_of_hard_ones_follows_the_curriculum() -> None:
+    pool, pooled = clusters()
+    hard = HardNegatives(pool, pooled, NegativeSettings(hard=0.8, top=0.15, ramp_epochs=2))
+    assert [hard.share(epochs) for epochs in (0, 0.5, 1, 2, 5)] == pytest.approx([0, 0.2, 0.4, 0.8, 0.8])
+    images = np.arange(20)
+    for epochs, share in ((0.0, 0.0), (1.0, 0.4), (3.0, 0.8)):
+        drawn = hard.draw(images, 400, np.random.default_rng(2), epochs)
+        alike = np.array([[owner(pool, index) // 4 == image // 4 for index in drawn[image]] for image in images])
+        # A uniform draw meets the image's own cluster by chance, too.
+        chance = np.mean(
+            [
+                (pool.counts[4 * (i // 4) : 4 * (i // 4) + 4].sum() - pool.counts[i])
+                / (pool.counts.sum() - pool.counts[i])
+                for i in images
+            ]
+        )
+        assert alike.mean() == pytest.approx(share + (1 - share) * chance, abs=0.02)
+
+
+def test_every_caption_of_a_near_image_can_be_drawn() -> None:
+    pool, pooled = clusters()
+    hard = HardNegatives(pool, pooled, NegativeSettings(hard=1.0, top=0.05, ramp_epochs=0))
+    drawn = set(hard.draw(np.arange(20), 300, np.random.default_rng(3), 1.0).ravel().tolist())
+    near = set(hard.nearest.ravel().tolist())
+    assert drawn == {index for image in near for index in pool.of_image(image).tolist()}

@@ -7,16 +7,18 @@ is arithmetic, nothing is remembered.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from tellapart.data.features import FeatureStore
-from tellapart.data.negatives import CaptionPool
+from tellapart.data.negatives import CaptionPool, HardNegatives
 from tellapart.data.records import Dataset, Record
+from tellapart.recipe import NegativeSettings
 
 T = TypeVar("T")
 
@@ -91,7 +93,13 @@ class BatchSource:
         images_per_batch: the last batch of an epoch may hold fewer.
         captions_per_image: draw this many of an image's captions each time; `None` takes all of them.
         negatives: K captions of other images per positive (0 for none).
+        negative_settings: where those come from.
+        bucket_batches: sort the images of so many successive batches by the length of their captions, then shuffle the
+            batches, so that captions of a batch are about equally long.
         seed: everything is drawn from (seed, epoch, step).
+        rank: which of `world` processes this is. Together they see what one process would see: every step's batch is
+            drawn whole and its images dealt out.
+        world: how many processes share each batch.
     """
 
     def __init__(
@@ -102,7 +110,11 @@ class BatchSource:
         images_per_batch: int,
         captions_per_image: int | None = None,
         negatives: int = 0,
+        negative_settings: NegativeSettings | None = None,
+        bucket_batches: int = 1,
         seed: int = 0,
+        rank: int = 0,
+        world: int = 1,
     ) -> None:
         self.records: list[Record] = [r for r in dataset.split(split) if r.captions]
         self.rows = [dataset.row(record.id) for record in self.records]
@@ -110,8 +122,14 @@ class BatchSource:
         self.images_per_batch = images_per_batch
         self.captions_per_image = captions_per_image
         self.negatives = negatives
+        self.bucket_batches = bucket_batches
         self.seed = seed
+        self.rank = rank
+        self.world = world
         self.pool = CaptionPool([record.captions for record in self.records])
+        self.hard: HardNegatives | None = None
+        if negatives and negative_settings is not None and negative_settings.hard > 0:
+            self.hard = HardNegatives(self.pool, store.pooled(self.rows), negative_settings)
 
     def __len__(self) -> int:
         """Steps in an epoch."""
@@ -122,7 +140,8 @@ class BatchSource:
         epoch, position = divmod(step, len(self))
         order = self._order(epoch) if shuffle else np.arange(len(self.records))
         chosen = order[position * self.images_per_batch : (position + 1) * self.images_per_batch]
-        return self._batch(chosen, np.random.default_rng([self.seed, 1, epoch, position]))
+        rng = np.random.default_rng([self.seed, 1, epoch, position])
+        return self._batch(chosen, rng, epoch + position / len(self))
 
     def epoch(self, shuffle: bool = False) -> Iterator[Batch]:
         """One pass over the split, by default in record order (for validation)."""
@@ -130,32 +149,57 @@ class BatchSource:
             yield self.at(position, shuffle)
 
     def _order(self, epoch: int) -> np.ndarray:
-        return np.random.default_rng([self.seed, 0, epoch]).permutation(len(self.records))
+        rng = np.random.default_rng([self.seed, 0, epoch])
+        order = rng.permutation(len(self.records))
+        if self.bucket_batches == 1:
+            return order
+        window = self.bucket_batches * self.images_per_batch
+        buckets = [order[at : at + window] for at in range(0, len(order), window)]
+        order = np.concatenate([bucket[np.argsort(self._lengths[bucket], kind="stable")] for bucket in buckets])
+        # The ragged batch stays last, so that every other batch is a full one.
+        whole = len(order) // self.images_per_batch * self.images_per_batch
+        shuffled = rng.permutation(order[:whole].reshape(-1, self.images_per_batch)).ravel()
+        return np.concatenate([shuffled, order[whole:]])
 
-    def _batch(self, chosen: Sequence[int] | np.ndarray, rng: np.random.Generator) -> Batch:
-        positives, image_of_positive = [], []
-        for image, index in enumerate(chosen):
-            captions = self.pool.of_image(int(index))
-            if self.captions_per_image is not None and self.captions_per_image < len(captions):
-                captions = np.sort(rng.choice(captions, self.captions_per_image, replace=False))
-            positives.append(captions)
-            image_of_positive.append(np.full(len(captions), image))
-        caption_index = np.concatenate(positives)
-        image_row = np.concatenate(image_of_positive)
-        kind = np.full(len(image_row), int(Kind.POSITIVE))
-        if self.negatives:
-            drawn = self.pool.negatives(np.asarray(chosen)[image_row], self.negatives, rng)
-            caption_index = np.concatenate([caption_index, drawn.ravel()])
-            image_row = np.concatenate([image_row, np.repeat(image_row, self.negatives)])
-            kind = np.concatenate([kind, np.full(drawn.size, int(Kind.NEGATIVE))])
-        grid = self.store.grid([self.rows[i] for i in chosen])
+    @cached_property
+    def _lengths(self) -> np.ndarray:
+        """Mean length of each image's captions, in words."""
+        return np.array([np.mean([len(c.split()) for c in record.captions]) for record in self.records])
+
+    def _batch(self, chosen: np.ndarray, rng: np.random.Generator, epochs: float) -> Batch:
+        captions = [self._draw_captions(int(image), rng) for image in chosen]
+        image_row = np.repeat(np.arange(len(chosen)), [len(drawn) for drawn in captions])
+        positives = np.concatenate(captions)
+        negatives = self._draw_negatives(chosen[image_row], rng, epochs)
+
+        # Dealt out after everything is drawn: what a process gets does not depend on how many there are.
+        mine = np.arange(len(chosen)) % self.world == self.rank
+        kept = mine[image_row]
+        new_row = np.cumsum(mine) - 1
+        image_row, positives, negatives = new_row[image_row[kept]], positives[kept], negatives[kept]
+        caption_index = np.concatenate([positives, negatives.ravel()])
+        kind = np.repeat([int(Kind.POSITIVE), int(Kind.NEGATIVE)], [positives.size, negatives.size])
+        grid = self.store.grid([self.rows[i] for i in chosen[mine]])
         return Batch(
-            ids=[self.records[i].id for i in chosen],
+            ids=[self.records[i].id for i in chosen[mine]],
             features={self.store.encoder.name: torch.from_numpy(grid)},
             captions=[self.pool.captions[i] for i in caption_index],
             pairs=Pairs(
-                torch.from_numpy(image_row),
+                torch.from_numpy(np.concatenate([image_row, np.repeat(image_row, self.negatives)])),
                 torch.arange(len(caption_index)),
                 torch.from_numpy(kind),
             ),
         )
+
+    def _draw_captions(self, image: int, rng: np.random.Generator) -> np.ndarray:
+        own = self.pool.of_image(image)
+        if self.captions_per_image is None or self.captions_per_image >= len(own):
+            return own
+        return np.sort(rng.choice(own, self.captions_per_image, replace=False))
+
+    def _draw_negatives(self, images: np.ndarray, rng: np.random.Generator, epochs: float) -> np.ndarray:
+        if not self.negatives:
+            return np.empty((len(images), 0), dtype=np.int64)
+        if self.hard is not None:
+            return self.hard.draw(images, self.negatives, rng, epochs)
+        return self.pool.negatives(images, self.negatives, rng)

@@ -1,78 +1,90 @@
-"""The feature store: region grids of every image in one memory-mapped array.
+"""The feature store: region grids and pooled features of every image in one memory-mapped array.
 
-A store is a folder: `grid.npy` (float16, `[images, regions, width]`), `manifest.json` (what it was made from) and,
-while it is being written, one marker per finished shard. A killed job continues with the shards that are missing;
-shards never overlap, so what is on the disk does not depend on how often it was interrupted. Opening maps the file
-and reads nothing; a batch reads only its own rows.
+A finished store is a folder: `features.npy` (float16, `[images, regions + 1, width]`; the last region is the mean of
+the others), `manifest.json` (what it was made from) and, where pictures could not be read, `skipped.jsonl`. Opening
+maps the file and reads nothing; a batch reads only its own rows.
+
+While it is being written, the array and one marker per finished shard lie in `writing-PLAN/`. Shards never overlap and
+are cut alike by every process, so that many processes or machines may each write some of them, a killed job continues
+with those that are missing, and what is on the disk in the end does not depend on any of that.
 """
 
 from __future__ import annotations
 
+import os
+import shutil
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import numpy as np
-from PIL import Image
 
 from tellapart.data.images import load_image
-from tellapart.data.records import Dataset
-from tellapart.encoders.images import EncoderIdentity
-from tellapart.errors import StoreError
-from tellapart.files import read_json, write_json, write_text
+from tellapart.data.records import Dataset, Record
+from tellapart.encoders.base import EncoderIdentity, ImageEncoder
+from tellapart.errors import DataError, StoreError
+from tellapart.files import digest_of, read_json, read_jsonl, write_json, write_jsonl
 
 SHARD = 256
-
-
-class ImageEncoder(Protocol):
-    """What the store needs of an encoder."""
-
-    size: int
-
-    @property
-    def identity(self) -> EncoderIdentity: ...
-    def squeeze(self, image: Image.Image) -> Image.Image: ...
-    def encode(self, images: list[Image.Image]) -> np.ndarray: ...
+BATCH = 16
 
 
 class FeatureStore:
     """A finished store, opened for reading.
 
+    Attributes:
+        encoder: identity of the encoder.
+        records: digest of the data set.
+        skipped: ids of the images that could not be read; their rows are zero.
+
     Example:
-        >>> store = FeatureStore.open(Path("prepared/flickr8k/features"))       # doctest: +SKIP
-        >>> store.grid([0, 5]).shape                                            # doctest: +SKIP
-        (2, 49, 1280)
+        >>> store = FeatureStore.open(Path("prepared/flickr8k-98dbe175/efficientnet-lite0"))    # doctest: +SKIP
+        >>> store.grid([0, 5]).shape, store.pooled([0, 5]).shape                                # doctest: +SKIP
+        ((2, 49, 1280), (2, 1280))
     """
 
-    def __init__(self, grid: np.ndarray, encoder: EncoderIdentity, records: str) -> None:
-        self._grid = grid
+    def __init__(
+        self, features: np.ndarray, encoder: EncoderIdentity, records: str, skipped: frozenset[str] = frozenset()
+    ) -> None:
+        self._features = features
         self.encoder = encoder
         self.records = records
+        self.skipped = skipped
 
     @classmethod
     def open(cls, folder: Path) -> FeatureStore:
-        manifest_path = folder / "manifest.json"
-        if not manifest_path.exists():
+        if not (folder / "manifest.json").exists():
             raise StoreError(f"{folder}: no finished feature store is here; run 'tellapart prepare' (again) to make it")
-        manifest = read_json(manifest_path, "manifest")
+        manifest = read_json(folder / "manifest.json", "manifest")
         try:
-            grid = np.load(folder / "grid.npy", mmap_mode="r")
+            features = np.load(folder / "features.npy", mmap_mode="r")
         except (OSError, ValueError) as error:
             raise StoreError(
-                f"{folder}: grid.npy cannot be read ({error}); remove the folder and prepare again"
+                f"{folder}: features.npy cannot be read ({error}); remove the folder and prepare again"
             ) from None
-        if list(grid.shape) != manifest["shape"]:
-            raise StoreError(f"{folder}: grid.npy is not what its manifest says; remove the folder and prepare again")
-        return cls(grid, EncoderIdentity(**manifest["encoder"]), manifest["records"])
+        if list(features.shape) != manifest["shape"]:
+            raise StoreError(
+                f"{folder}: features.npy is not what its manifest says; remove the folder and prepare again"
+            )
+        encoder = EncoderIdentity(**manifest["encoder"])
+        return cls(features, encoder, manifest["records"], frozenset(manifest["skipped"]))
 
     def __len__(self) -> int:
-        return len(self._grid)
+        return len(self._features)
 
     def grid(self, rows: Sequence[int]) -> np.ndarray:
-        """Features of these images, float32 `[rows, regions, width]`."""
-        return np.asarray(self._grid[np.asarray(rows, dtype=np.int64)], dtype=np.float32)
+        """Region features of these images, float32 `[rows, regions, width]`."""
+        return self._read(rows, slice(0, -1))
+
+    def pooled(self, rows: Sequence[int]) -> np.ndarray:
+        """Mean features of these images, float32 `[rows, width]`."""
+        return self._read(rows, -1)
+
+    def _read(self, rows: Sequence[int], part: slice | int) -> np.ndarray:
+        return np.asarray(self._features[np.asarray(rows, dtype=np.int64), part], dtype=np.float32)
 
     def check(self, dataset: Dataset, encoder: EncoderIdentity) -> None:
         """Refuse a store made from other records or by another encoder."""
@@ -85,76 +97,192 @@ class FeatureStore:
             )
 
 
-def encode_images(paths: Sequence[Path], encoder: ImageEncoder, batch: int = 16) -> Iterator[np.ndarray]:
-    """Grids of these pictures, batch by batch; the next batches are decoded while one is encoded."""
+@dataclass(frozen=True)
+class Part:
+    """Which shards a process writes: every `of`-th, beginning with number `index` (from 0)."""
 
-    def load(path: Path) -> Image.Image:
-        return encoder.squeeze(load_image(path, at_least=encoder.size))
+    index: int = 0
+    of: int = 1
 
-    starts = range(0, len(paths), batch)
-    with ThreadPoolExecutor(max_workers=2) as pool:
-        ahead = [pool.submit(list, map(load, paths[start : start + batch])) for start in starts[:3]]
-        for position, _ in enumerate(starts):
-            images = ahead.pop(0).result()
-            if position + 3 < len(starts):
-                start = starts[position + 3]
-                ahead.append(pool.submit(list, map(load, paths[start : start + batch])))
-            yield encoder.encode(images)
+    @classmethod
+    def parse(cls, text: str) -> Part:
+        """`"2/4"` is the second of four parts."""
+        index, _, of = text.partition("/")
+        if not (index.isdecimal() and of.isdecimal() and 1 <= int(index) <= int(of)):
+            raise StoreError(f"'{text}' is no part; write it as 1/4, 2/4, …")
+        return cls(int(index) - 1, int(of))
+
+
+WHOLE = Part()
 
 
 def write_store(
     folder: Path,
     dataset: Dataset,
     encoder: ImageEncoder,
+    *,
+    part: Part = WHOLE,
+    max_skipped: float = 0.01,
     on_progress: Callable[[int, int], None] | None = None,
-) -> FeatureStore:
-    """Encode every image of the data set; continue if an earlier call was interrupted."""
+) -> FeatureStore | None:
+    """Encode every image of the data set, or this process's part of it; continue if an earlier call was interrupted.
+
+    Args:
+        folder: where the store is or will be.
+        dataset: the records; row r of the store is record r.
+        encoder: gives the features.
+        part: the shards this call writes; the whole store by default.
+        max_skipped: fail when a larger share of the pictures cannot be read.
+        on_progress: called with images done and images in all, of this part.
+
+    Returns:
+        The store; `None` while shards of other parts are missing.
+    """
     identity = encoder.identity
-    plan = {
-        "encoder": asdict(identity),
-        "records": dataset.digest,
-        "dtype": "float16",
-        "shape": [len(dataset), identity.regions, identity.width],
-        "shard": SHARD,
-    }
     if (folder / "manifest.json").exists():
         store = FeatureStore.open(folder)
         store.check(dataset, identity)
         return store
-    _begin(folder, plan)
-    grid = np.lib.format.open_memmap(folder / "grid.npy", mode="r+")
-    starts = range(0, len(dataset), SHARD)
-    finished = sum(min(SHARD, len(dataset) - start) for start in starts if (folder / f"shard-{start}.done").exists())
-    for start in starts:
-        marker = folder / f"shard-{start}.done"
-        if marker.exists():
-            continue
-        row = start
-        paths = [dataset.path(record) for record in dataset.records[start : start + SHARD]]
-        for features in encode_images(paths, encoder):
-            grid[row : row + len(features)] = features
-            row += len(features)
-            if on_progress is not None:
-                on_progress(finished + row - start, len(dataset))
-        finished += row - start
-        grid.flush()
-        write_text(marker, "")
-    del grid
-    write_json(folder / "manifest.json", plan)
-    for marker in folder.glob("shard-*.done"):
-        marker.unlink()
-    return FeatureStore.open(folder)
+    plan = {
+        "encoder": asdict(identity),
+        "records": dataset.digest,
+        "dtype": "float16",
+        "shape": [len(dataset), identity.regions + 1, identity.width],
+        "shard": SHARD,
+    }
+    work = folder / f"writing-{digest_of(plan)[:16]}"
+    try:
+        _write_shards(work, plan, dataset, encoder, part, on_progress)
+        return _finish(folder, work, plan, dataset, max_skipped)
+    except OSError as error:
+        raise StoreError(
+            f"{folder}: the features could not be written ({error}); finished shards are kept, "
+            "mend the cause and run the same command again"
+        ) from None
 
 
-def _begin(folder: Path, plan: dict[str, object]) -> None:
-    """Lay out an empty array, unless an interrupted job with the same plan has done so."""
-    plan_path = folder / "plan.json"
-    if plan_path.exists() and read_json(plan_path, "plan") == plan:
+def _lay_out(work: Path, plan: dict[str, Any]) -> Path:
+    """An empty array of the planned size, made by whichever process comes first."""
+    work.mkdir(parents=True, exist_ok=True)
+    array, temporary = work / "features.npy", work / f".features.{os.getpid()}.tmp"
+    if not array.exists():
+        try:
+            # Only a header and a length: a sparse file, whatever its size.
+            np.lib.format.open_memmap(temporary, mode="w+", dtype=np.float16, shape=tuple(plan["shape"])).flush()
+            os.link(temporary, array)
+        except FileExistsError:
+            pass  # another process was faster; its array is the same
+        finally:
+            temporary.unlink(missing_ok=True)
+    return array
+
+
+def _shards(dataset: Dataset) -> range:
+    return range(0, len(dataset), SHARD)
+
+
+def _marker(work: Path, start: int) -> Path:
+    return work / f"shard-{start:09d}.done"
+
+
+def _write_shards(
+    work: Path,
+    plan: dict[str, Any],
+    dataset: Dataset,
+    encoder: ImageEncoder,
+    part: Part,
+    on_progress: Callable[[int, int], None] | None,
+) -> None:
+    """Encode and write the shards of this part that have no marker yet."""
+    mine = _shards(dataset)[part.index :: part.of]
+    missing = [start for start in mine if not _marker(work, start).exists()]
+    if not missing:
         return
-    folder.mkdir(parents=True, exist_ok=True)
-    plan_path.unlink(missing_ok=True)
-    for marker in folder.glob("shard-*.done"):
-        marker.unlink()
-    shape: list[int] = plan["shape"]  # type: ignore[assignment]
-    np.lib.format.open_memmap(folder / "grid.npy", mode="w+", dtype=np.float16, shape=tuple(shape)).flush()
-    write_json(plan_path, plan)
+    array = _lay_out(work, plan)
+    shards = [dataset.records[start : start + SHARD] for start in missing]
+    total = sum(len(dataset.records[start : start + SHARD]) for start in mine)
+    done = total - sum(map(len, shards))
+    batches = [records[at : at + BATCH] for records in shards for at in range(0, len(records), BATCH)]
+    encoded = encode_batches(dataset, batches, encoder)
+    # Plain writes, not through the map: a full disk is then an error here, and not a killed process.
+    layout = np.load(array, mmap_mode="r")
+    row_bytes = layout.nbytes // max(1, len(layout))
+    with open(array, "r+b") as handle:
+        for start, records in zip(missing, shards, strict=True):
+            handle.seek(layout.offset + start * row_bytes)
+            skipped: list[dict[str, str]] = []
+            for _ in range(0, len(records), BATCH):
+                features, broken = next(encoded)
+                handle.write(features.tobytes())
+                skipped += broken
+                done += len(features)
+                if on_progress is not None:
+                    on_progress(done, total)
+            handle.flush()
+            os.fsync(handle.fileno())
+            write_jsonl(_marker(work, start), skipped)
+
+
+def encode_batches(
+    dataset: Dataset, batches: Sequence[Sequence[Record]], encoder: ImageEncoder
+) -> Iterator[tuple[np.ndarray, list[dict[str, str]]]]:
+    """Features of these batches of records in order, float16 with the mean last, and the pictures that were skipped.
+
+    Each worker decodes and encodes whole batches, one ahead of what is asked for, so that every core is busy and
+    memory stays bounded.
+    """
+
+    def work(records: Sequence[Record]) -> tuple[np.ndarray, list[dict[str, str]]]:
+        readable, images, skipped = [], [], []
+        for position, record in enumerate(records):
+            try:
+                images.append(encoder.squeeze(load_image(dataset.path(record), at_least=encoder.size)))
+                readable.append(position)
+            except DataError as error:
+                skipped.append({"id": record.id, "image": record.image, "reason": str(error)})
+        identity = encoder.identity
+        features = np.zeros((len(records), identity.regions + 1, identity.width), dtype=np.float16)
+        if images:
+            grid = encoder.encode(images)
+            features[readable, :-1] = grid
+            features[readable, -1] = grid.mean(axis=1)
+        return features, skipped
+
+    waiting: deque[Future[tuple[np.ndarray, list[dict[str, str]]]]] = deque()
+    pool = ThreadPoolExecutor(max_workers=encoder.concurrency)
+    try:
+        for batch in batches:
+            waiting.append(pool.submit(work, batch))
+            if len(waiting) > 2 * encoder.concurrency:
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _finish(
+    folder: Path, work: Path, plan: dict[str, Any], dataset: Dataset, max_skipped: float
+) -> FeatureStore | None:
+    """When every shard is there: name what was skipped, move the array to its place, write the manifest.
+
+    Several processes may get here at once, and one may be killed at any line: each line can be run again.
+    """
+    markers = [_marker(work, start) for start in _shards(dataset)]
+    try:
+        skipped = [row for marker in markers for row in read_jsonl(marker)]
+    except DataError:  # a marker is missing: another part is not done, or another process has just finished it all
+        return FeatureStore.open(folder) if (folder / "manifest.json").exists() else None
+    if skipped:
+        write_jsonl(folder / "skipped.jsonl", skipped)
+    if len(skipped) > max_skipped * len(dataset):
+        raise StoreError(
+            f"{folder / 'skipped.jsonl'}: {len(skipped)} of {len(dataset)} pictures cannot be read, "
+            f"first: {skipped[0]['reason']}; mend them, or allow more with --max-skipped"
+        )
+    if (work / "features.npy").exists():
+        os.replace(work / "features.npy", folder / "features.npy")
+    write_json(folder / "manifest.json", {**plan, "skipped": [row["id"] for row in skipped]})
+    for left in folder.glob("writing-*"):
+        shutil.rmtree(left, ignore_errors=True)
+    return FeatureStore.open(folder)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tellapart import registry
-from tellapart.data.features import FeatureStore, write_store
+from tellapart.data.features import WHOLE, FeatureStore, Part, write_store
 from tellapart.data.readers import read_dataset
 from tellapart.data.records import Dataset
+from tellapart.encoders.images import accelerator, open_encoder
 from tellapart.recipe import DataSettings
 
 OnProgress = Callable[[str, int, int], None]
@@ -32,14 +32,31 @@ def prepare(settings: DataSettings, on_progress: OnProgress | None = None) -> Pr
         on_progress: called with what is being done, how many are done, and of how many.
     """
 
+    prepared = prepare_part(settings, WHOLE, on_progress)
+    assert prepared is not None, "the whole of a store leaves no part missing"
+    return prepared
+
+
+def prepare_part(settings: DataSettings, part: Part, on_progress: OnProgress | None = None) -> Prepared | None:
+    """As `prepare`, but encode only one part of the images; `None` while other processes' parts are missing."""
+
     def report(what: str) -> Callable[[int, int], None]:
         return lambda done, of: on_progress(what, done, of) if on_progress is not None else None
 
-    root = Path(settings.prepared)
     dataset = open_dataset(settings, report("rendering scenes"))
-    encoder = registry.find("encoder", settings.encoder)()
-    folder = root / f"{dataset.name}-{dataset.digest[:8]}" / settings.encoder
-    return Prepared(dataset, write_store(folder, dataset, encoder, report("encoding images")), folder)
+    encoder = open_encoder(settings.encoder, device=accelerator())
+    folder = Path(settings.prepared) / f"{dataset.name}-{dataset.digest[:8]}" / encoder.identity.folder
+    store = write_store(
+        folder,
+        dataset,
+        encoder,
+        part=part,
+        max_skipped=settings.max_skipped,
+        on_progress=report("encoding images"),
+    )
+    if store is None:
+        return None
+    return Prepared(replace(dataset, skipped=store.skipped), store, folder)
 
 
 def open_dataset(settings: DataSettings, on_progress: Callable[[int, int], None] | None = None) -> Dataset:

@@ -31,6 +31,10 @@ class Record:
 class Dataset:
     """Records in a fixed order, and the folder their images are in.
 
+    Images in `skipped` (their pictures cannot be read) keep their row but are in no split.
+
+    `left_out` counts the images that the source captions but puts in no split.
+
     Example:
         >>> data = Dataset("two", Path("."), (Record("1", "1.jpg", "train", ("a cat",)),))
         >>> [record.id for record in data.split("train")]
@@ -40,6 +44,8 @@ class Dataset:
     name: str
     root: Path
     records: tuple[Record, ...]
+    left_out: int = 0
+    skipped: frozenset[str] = frozenset()
     _rows: dict[str, int] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -59,7 +65,7 @@ class Dataset:
         return self._rows[id]
 
     def split(self, name: str) -> list[Record]:
-        found = [record for record in self.records if record.split == name]
+        found = [record for record in self.records if record.split == name and record.id not in self.skipped]
         if not found:
             has = sorted({record.split for record in self.records})
             raise DataError(f"{self.name}: no image is in the split '{name}'; the splits there are: {', '.join(has)}")

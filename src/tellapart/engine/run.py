@@ -152,6 +152,9 @@ def _train(recipe: Recipe, prepared: Prepared, upstreams: dict[str, Run], folder
             recipe.training.images_per_batch,
             recipe.training.captions_per_image,
             needs.negatives,
+            # Validation keeps uniform negatives, so that its losses compare across recipes and epochs.
+            recipe.negatives if split == "train" else None,
+            recipe.training.bucket_batches,
             recipe.seed,
         )
         for split in ("train", "val")

@@ -10,9 +10,11 @@ import numpy as np
 
 from tellapart.data.prepare import Prepared, prepare
 from tellapart.data.records import Record
+from tellapart.engine.checkpoint import model_digest
 from tellapart.engine.run import Run
 from tellapart.errors import RunError
 from tellapart.evaluation.evaluate import Evaluation, evaluate_run, rank_captions, retrieval_figures
+from tellapart.files import digest_of, read_json, write_json
 from tellapart.metrics import PairedDifference, paired_bootstrap
 
 
@@ -92,16 +94,25 @@ def compare(
     rows = []
     for label, run in runs.items():
         evaluation = evaluate_run(run, split, retrieval_images)
-        ranked = evaluation.retrieval_rows
-        if run is first:
-            under_judge = np.array([row["rank"] for row in ranked])
-        else:
-            captions = [row["caption"] for row in ranked]
-            progress_label = f"{label} under {next(iter(runs))}"
-            under_judge = rank_captions(first, prepared, records[: len(ranked)], captions, progress_label).ranks
+        under_judge = _ranks_under(first, run, prepared, evaluation, f"{label} under {next(iter(runs))}")
         rows.append(Row(label, run, evaluation, under_judge))
     by_label = {row.label: row for row in rows}
     return Comparison(rows, control, _differences(by_label[control], rows[-1], records), records, prepared)
+
+
+def _ranks_under(judge: Run, run: Run, prepared: Prepared, evaluation: Evaluation, label: str) -> np.ndarray:
+    """Ranks of a run's captions under the judge; kept in the run's folder and found again."""
+    ranked = evaluation.retrieval_rows
+    if run is judge:
+        return np.array([row["rank"] for row in ranked])
+    captions = {row["id"]: row["caption"] for row in ranked}
+    made_from = digest_of([model_digest(judge.folder), prepared.dataset.digest, captions])
+    path = run.folder / f"ranks-under-{made_from[:16]}.json"
+    if not path.exists():
+        records = [prepared.dataset.records[prepared.dataset.row(id)] for id in captions]
+        ranks = rank_captions(judge, prepared, records, list(captions.values()), label).ranks
+        write_json(path, {"judge": judge.recipe.name, "ranks": ranks.tolist()})
+    return np.array(read_json(path, "file of ranks")["ranks"])
 
 
 def _differences(control: Row, compared: Row, records: list[Record]) -> dict[str, PairedDifference]:

@@ -1,4 +1,4 @@
-"""Readers: Karpathy's layout and folders, and everything that can be wrong with them."""
+"""Karpathy's layout, and everything that can be wrong with it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tellapart.data.readers import read_dataset, read_folder, read_karpathy
-from tellapart.data.records import Dataset, Record
+from tellapart.data.readers import read_dataset, read_karpathy
+from tellapart.data.records import Record
 from tellapart.errors import DataError
 
 Write = Callable[..., Path]
@@ -33,9 +33,6 @@ def write(tmp_path: Path) -> Write:
         return path
 
     return make
-
-
-# --- Karpathy's layout ----------------------------------------------------------------------------------------------
 
 
 def test_karpathy(write: Write, tmp_path: Path) -> None:
@@ -144,69 +141,42 @@ def test_files_that_are_not_json(tmp_path: Path) -> None:
         read_dataset(path)
 
 
-def test_sources_that_are_none(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"data\.json: this data set does not exist"):
-        read_dataset(tmp_path / "data.json")
-    with pytest.raises(DataError, match=r"nowhere: .*; give a Karpathy \.json file, a folder of pictures, or 'scenes'"):
-        read_dataset(tmp_path / "nowhere")
-    (tmp_path / "data.csv").write_text("a,b", encoding="utf-8")
-    with pytest.raises(DataError, match=r"data\.csv: this kind of file is not read"):
-        read_dataset(tmp_path / "data.csv")
-
-
 def test_a_split_that_is_not_there(write: Write) -> None:
     dataset = read_karpathy(write(image("a.jpg", "val"), image("b.jpg", "train")))
     with pytest.raises(DataError, match="no image is in the split 'test'; the splits there are: train, val"):
         dataset.split("test")
 
 
-# --- folders --------------------------------------------------------------------------------------------------------
+def test_a_name_that_is_no_name_is_not_taken(write: Write) -> None:
+    """Feature stores go into a folder called by it."""
+    for name in ("../../elsewhere", "a/b", "", ".hidden", 3, "\ud800", "x" * 200):
+        assert read_karpathy(write(image(), dataset=name)).name == "dataset_tiny"
+    assert read_karpathy(write(image(), dataset="MS COCO 2014")).name == "MS COCO 2014"
 
 
-def test_a_folder_with_sidecars(tmp_path: Path) -> None:
-    folder = tmp_path / "photos"
-    (folder / "inner").mkdir(parents=True)
-    for name in ("b.JPG", "a.png", "inner/a.webp", "inner/c.jpeg", "notes.pdf", "film.gif"):
-        (folder / name).write_bytes(b"")
-    (folder / "directory.jpg").mkdir()
-    (folder / "b.txt").write_text(" A dog \r\n\n \nEin Hündchen\n", encoding="utf-8")
-    dataset = read_dataset(folder)
-    assert dataset.name == "photos"
-    assert dataset.records == (
-        Record("a.png", "a.png", "test", ()),
-        Record("b.JPG", "b.JPG", "test", ("A dog", "Ein Hündchen")),
-        Record("inner/a.webp", "inner/a.webp", "test", ()),
-        Record("inner/c.jpeg", "inner/c.jpeg", "test", ()),
-    )
-    assert dataset.path(dataset.records[2]) == folder / "inner" / "a.webp"
+def test_a_name_keeps_its_blanks(write: Write) -> None:
+    assert read_karpathy(write(image(" one .jpg"))).records[0].image == " one .jpg"
 
 
-def test_two_pictures_of_one_stem_are_two_images(tmp_path: Path) -> None:
-    for name in ("a.jpg", "a.png"):
-        (tmp_path / name).write_bytes(b"")
-    assert [record.id for record in read_folder(tmp_path)] == ["a.jpg", "a.png"]
+@pytest.mark.parametrize(
+    "bad", [image("\ud800.jpg"), image("x.jpg", filepath="\ud800"), image("x.jpg", "val", "\ud83d")]
+)
+def test_half_a_character_is_refused(write: Write, bad: Any) -> None:
+    with pytest.raises(DataError, match=r"images\[1\] has .* not UTF-8 text"):
+        read_karpathy(write(image("one.jpg"), bad))
 
 
-def test_a_folder_is_named_by_what_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a.jpg").write_bytes(b"")
-    monkeypatch.chdir(tmp_path)
-    assert read_folder(Path()).name == tmp_path.name
+def test_a_picture_that_is_a_link_out_of_the_folder_is_refused(write: Write, tmp_path: Path) -> None:
+    path = write(image("one.jpg"))
+    (tmp_path / "one.jpg").symlink_to("/etc/passwd")
+    with pytest.raises(DataError, match="leaves the data set's folder"):
+        read_karpathy(path)
+    (tmp_path / "one.jpg").unlink()
+    (tmp_path / "real.jpg").write_bytes(b"")
+    (tmp_path / "one.jpg").symlink_to("real.jpg")
+    assert len(read_karpathy(path)) == 1
 
 
-def test_a_folder_without_pictures(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_text("a dog", encoding="utf-8")
-    with pytest.raises(DataError, match=r"no picture found; pictures end in \.jpeg, \.jpg, \.png, \.webp"):
-        read_folder(tmp_path)
-
-
-def test_a_sidecar_that_is_not_utf8(tmp_path: Path) -> None:
-    (tmp_path / "a.jpg").write_bytes(b"")
-    (tmp_path / "a.txt").write_bytes(b"caf\xe9\n")
-    with pytest.raises(DataError, match=r"a\.txt: not UTF-8 text"):
-        read_folder(tmp_path)
-
-
-def test_ids_are_unique_in_any_data_set() -> None:
-    same = Record("1", "1.jpg", "train", ())
-    with pytest.raises(DataError, match="twice: the id '1' stands for two images"):
-        Dataset("twice", Path(), (same, Record("2", "2.jpg", "train", ()), same))
+def test_coco_s_own_layout_under_another_name(write: Write) -> None:
+    with pytest.raises(DataError, match=r"dataset_tiny\.json: .*in COCO's, .*call it captions_train2014\.json"):
+        read_dataset(write(image(), annotations=[]))

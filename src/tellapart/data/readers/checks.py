@@ -1,0 +1,109 @@
+"""What all readers check: captions have text, images stay inside their folder, lists name each image once."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from tellapart.data.records import SPLITS
+from tellapart.errors import DataError
+from tellapart.files import read_text
+
+# Every name by which data sets call the three splits.
+SPLIT_NAMES = {name: name for name in SPLITS} | {
+    "restval": "train",
+    "valid": "val",
+    "validation": "val",
+    "dev": "val",
+}
+
+# At the start of a word, so that "retrieval" and "latest" name no split; "8ktrain" and "cocoTrain" do.
+_SPLIT_WORD = re.compile(r"(?:(?<![A-Za-z])|(?<=[0-9][kK]))(train|val|dev|test)|(Train|Val|Dev|Test)")
+
+
+def split_in_name(name: str) -> str | None:
+    """The split a file's name speaks of, if it speaks of exactly one.
+
+    >>> [split_in_name(name) for name in ("Flickr_8k.devImages.txt", "train-000.tar", "trainval.txt", "notes.txt")]
+    ['val', 'train', None, None]
+    """
+    if "trainval" in name.lower():
+        return None
+    found = {SPLIT_NAMES[(match[1] or match[2]).lower()] for match in _SPLIT_WORD.finditer(name)}
+    return found.pop() if len(found) == 1 else None
+
+
+def text_of(value: Any, where: str, without: str) -> str:
+    """A text that is more than blanks; `without` is the complaint when it is not."""
+    if not isinstance(value, str) or not value.strip():
+        raise DataError(f"{where} {without}")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:  # JSON's "\ud83d" alone, or a file name in another encoding: no file could hold it
+        raise DataError(f"{where} has {value!r}, which is not UTF-8 text; write it anew") from None
+    return value
+
+
+def caption_of(value: Any, where: str, without: str = "has a caption without text") -> str:
+    """A caption without the blanks around it."""
+    return text_of(value, where, f"{without}; remove it or write one").strip()
+
+
+class ImageRoot:
+    """Names of images below a folder; one that leaves it, by `..`, by an absolute path or by a link, is refused.
+
+    Each subfolder is resolved once and files only if they are links: resolving a million files takes a minute.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = str(root)
+        self._real = Path(os.path.realpath(root))
+        self._seen: dict[str, bool] = {}
+
+    def image(self, folder: str, name: str, where: str) -> str:
+        relative = text_of(Path(folder, name).as_posix(), where, "has no image")
+        if not self._holds(relative):
+            raise DataError(f"{where}: '{relative}' leaves the data set's folder; image names must stay inside it")
+        return relative
+
+    def _holds(self, relative: str) -> bool:
+        parent, name = os.path.split(relative)
+        if "\0" in relative or name in (".", ".."):
+            return False
+        if parent not in self._seen:
+            self._seen[parent] = self._is_inside(os.path.join(self._root, parent))
+        path = os.path.join(self._root, relative)
+        return self._seen[parent] and (not os.path.islink(path) or self._is_inside(path))
+
+    def _is_inside(self, path: str) -> bool:
+        return Path(os.path.realpath(path)).is_relative_to(self._real)
+
+
+def first_folder(root: Path, names: Iterable[str]) -> str | None:
+    """The first of these names that is a folder below `root`."""
+    return next((name for name in names if (root / name).is_dir()), None)
+
+
+def read_split_lists(paths: Iterable[Path], find: Callable[[str], str | None]) -> dict[str, str]:
+    """Split of each image from lists that name one image a line, in the order train, val, test, then the lists' own.
+
+    Args:
+        paths: text files; those whose names speak of no split are passed over.
+        find: gives an image's key for a line, or None when nobody has captioned it.
+    """
+    splits: dict[str, str] = {}
+    named = [(split, path) for path in paths if (split := split_in_name(path.name)) is not None]
+    for split, path in sorted(named, key=lambda pair: (SPLITS.index(pair[0]), pair[1])):
+        for number, line in enumerate(read_text(path, "split list").split("\n"), start=1):
+            if not (entry := line.strip()):
+                continue
+            key = find(entry)
+            if key is None:
+                raise DataError(f"{path}: line {number}: '{entry}' has no captions; remove the line or add them")
+            if key in splits:
+                raise DataError(f"{path}: line {number}: '{entry}' is listed twice; an image has one split")
+            splits[key] = split
+    return splits

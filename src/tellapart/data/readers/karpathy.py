@@ -1,0 +1,63 @@
+"""Karpathy's layout: one JSON file with images, their splits and their sentences."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from tellapart.data.readers.checks import ImageRoot, caption_of, text_of
+from tellapart.data.records import SPLITS, Dataset, Record
+from tellapart.errors import DataError
+from tellapart.files import read_json
+
+# Folders of features are called by a data set's name: one with a slash in it would put them elsewhere.
+_NAME = re.compile(r"\w[\w .@+-]{0,99}")
+
+
+def read_karpathy(path: Path) -> Dataset:
+    """Karpathy's layout (COCO, Flickr8k, Flickr30k). `restval` counts as training data, as is usual.
+
+    Images are looked for beside the JSON file in `filepath` (if given), `images/`, or its own folder.
+    """
+    content = read_json(path, "data set")
+    images = content.get("images") if isinstance(content, dict) else None
+    if not isinstance(images, list) or not images:
+        raise DataError(f"{path}: not in Karpathy's layout (a list 'images' is missing or empty)")
+    if "annotations" in content:
+        raise DataError(
+            f"{path}: not in Karpathy's layout but in COCO's, which names the split in the file's name; "
+            "call it captions_train2014.json or captions_val2014.json (2017 likewise)"
+        )
+    root = ImageRoot(path.parent)
+    fallback = "images" if (path.parent / "images").is_dir() else ""
+    records = [_record(image, f"{path}: images[{position}]", root, fallback) for position, image in enumerate(images)]
+    name = content.get("dataset")
+    return Dataset(name if isinstance(name, str) and _NAME.fullmatch(name) else path.stem, path.parent, tuple(records))
+
+
+def _record(image: Any, where: str, root: ImageRoot, fallback: str) -> Record:
+    if not isinstance(image, dict):
+        raise DataError(f"{where} is not an object")
+    filename = text_of(image.get("filename"), where, "has no 'filename'")
+    split = image.get("split")
+    split = "train" if split == "restval" else split
+    if split not in SPLITS:
+        raise DataError(f"{where} ({filename}): split is {split!r}; it must be train, restval, val or test")
+    filepath = image.get("filepath", fallback)
+    if not isinstance(filepath, str):
+        raise DataError(f"{where}: 'filepath' is {filepath!r}; it must name a folder, or be left out")
+    return Record(
+        id=Path(filename).stem,
+        image=root.image(filepath, filename, where),
+        split=split,
+        captions=tuple(_captions(image.get("sentences"), where)),
+        family=image.get("family"),
+    )
+
+
+def _captions(sentences: Any, where: str) -> list[str]:
+    if not isinstance(sentences, list) or not sentences:
+        raise DataError(f"{where} has no 'sentences'")
+    raws = [sentence.get("raw") if isinstance(sentence, dict) else None for sentence in sentences]
+    return [caption_of(raw, where, "has a sentence without text in 'raw'") for raw in raws]

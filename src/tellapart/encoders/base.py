@@ -1,0 +1,177 @@
+"""What every image encoder is: a picture becomes a grid of region features, under an identity that names how.
+
+Nothing heavy is imported here: captioners, stores and checkpoints need only the identity.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from PIL import Image
+
+from tellapart.errors import RecipeError
+from tellapart.files import digest_of
+
+if TYPE_CHECKING:
+    import torch
+
+# So many pixels go through a network at once, however many pictures are asked for: memory stays flat at any size.
+PIXELS_AT_ONCE = 16 * 224 * 224
+
+
+@dataclass(frozen=True)
+class EncoderIdentity:
+    """What makes two feature sets comparable: the network, its weights and the preprocessing.
+
+    `open_encoder(identity.name)` builds the encoder again; whether it is the same one, the other fields say.
+    """
+
+    name: str
+    weights: str
+    preprocessing: str
+    regions: int
+    width: int
+
+    @property
+    def digest(self) -> str:
+        return digest_of(asdict(self))
+
+    @property
+    def folder(self) -> str:
+        """A name for a folder of this encoder's features: its own, or one made of it where it is a path.
+
+        >>> EncoderIdentity("efficientnet-lite0@448", "", "", 196, 1280).folder
+        'efficientnet-lite0@448'
+        >>> EncoderIdentity("clip:openai/clip-vit-base-patch32", "", "", 49, 768).folder
+        'clip-clip-vit-base-patch32-50f57180'
+        """
+        if re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9@._-]*", self.name):
+            return self.name
+        family, _, model = self.name.rpartition(":")
+        plain = re.sub(r"[^A-Za-z0-9._-]", "-", f"{family}-{Path(model).name}".lstrip("-"))
+        return f"{plain}-{self.digest[:8]}"
+
+
+class ImageEncoder(Protocol):
+    """What a store or a captioner needs of an encoder; `concurrency` is how many threads may call it with profit."""
+
+    size: int
+    concurrency: int
+
+    @property
+    def identity(self) -> EncoderIdentity: ...
+    def squeeze(self, image: Image.Image) -> Image.Image: ...
+    def encode(self, images: list[Image.Image]) -> np.ndarray: ...
+
+
+class GridEncoder(ABC):
+    """The part that all encoders share: squeeze, normalise, run a few pictures at a time.
+
+    The whole picture is squeezed to a square, so that nothing at its edges is lost to a caption. `mean` and `std`
+    are those of bytes (0 to 255).
+
+    Args:
+        threads: threads that may be at work at once (default: the cores this process may use).
+        runs: how many of them may run the network, however many call `encode`; the others decode and wait.
+    """
+
+    size: int
+    mean: Sequence[float]
+    std: Sequence[float]
+    resample: Image.Resampling = Image.Resampling.BICUBIC
+
+    def __init__(self, threads: int | None, runs: int | None = None) -> None:
+        self.concurrency = max(1, threads) if threads is not None else usable_cores()
+        self._running = threading.Semaphore(runs if runs is not None else self.concurrency)
+
+    @property
+    @abstractmethod
+    def identity(self) -> EncoderIdentity:
+        """What this encoder's features may be compared with."""
+
+    @abstractmethod
+    def run(self, pixels: np.ndarray) -> np.ndarray:
+        """The network: `[N, 3, size, size]` to `[N, regions, width]`, float32."""
+
+    def squeeze(self, image: Image.Image) -> Image.Image:
+        if image.size == (self.size, self.size):
+            return image
+        return image.resize((self.size, self.size), self.resample)
+
+    def pixels(self, images: Sequence[Image.Image]) -> np.ndarray:
+        """Pictures as the network's input `[N, 3, size, size]`, float32."""
+        squeezed = np.stack([np.asarray(self.squeeze(image)) for image in images])
+        # Planes first, then arithmetic in place: five times as fast as on pixels of three bytes.
+        pixels = squeezed.transpose(0, 3, 1, 2).astype(np.float32, order="C")
+        pixels -= np.asarray(self.mean, np.float32)[:, None, None]
+        pixels /= np.asarray(self.std, np.float32)[:, None, None]
+        return pixels
+
+    def encode(self, images: list[Image.Image]) -> np.ndarray:
+        """Region features `[N, regions, width]`, float32, row by row from the top left."""
+        step = max(1, PIXELS_AT_ONCE // self.size**2)
+        parts = [images[start : start + step] for start in range(0, len(images), step)]
+        if len(parts) == 1 or self.concurrency == 1:
+            return np.concatenate([self._encode(part) for part in parts])
+        with ThreadPoolExecutor(min(self.concurrency, len(parts))) as pool:
+            return np.concatenate(list(pool.map(self._encode, parts)))
+
+    def _encode(self, images: list[Image.Image]) -> np.ndarray:
+        pixels = self.pixels(images)
+        with self._running:
+            return self.run(pixels)
+
+
+def run_torch(grid: torch.nn.Module, pixels: np.ndarray, device: str) -> np.ndarray:
+    """A grid network in eager torch, one call at a time.
+
+    TF32 stays off, so that features of a GPU are close to those of a CPU.
+    """
+    import torch
+
+    with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        features: torch.Tensor = grid(torch.from_numpy(pixels).to(device))
+        return features.float().cpu().contiguous().numpy()
+
+
+def check_device(device: str) -> str:
+    """The device, if torch can use it here."""
+    import torch
+
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).splitlines()[0]
+        raise RecipeError(f"device '{device}' cannot be used here ({reason}); leave it out to use the CPU") from None
+    return device
+
+
+def accelerator() -> str | None:
+    """The accelerator of this machine, `"cuda"` or `"mps"`, if it has one: what to give `open_encoder` as `device`."""
+    import torch
+
+    if torch.cuda.is_available():
+        return "cuda"
+    return "mps" if torch.backends.mps.is_available() else None
+
+
+def usable_cores() -> int:
+    """The cores that this process may use: a batch system or a container often gives fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+
+
+def cache_folder() -> Path:
+    """Where exported networks are kept: `$TELLAPART_CACHE`, else the user's cache folder."""
+    chosen = os.environ.get("TELLAPART_CACHE")
+    if chosen:
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "tellapart"

@@ -1,0 +1,99 @@
+"""A torch network as an ONNX file: exported once, checked against torch, cached for every later process."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tellapart.encoders.base import EncoderIdentity, cache_folder
+from tellapart.errors import StoreError
+from tellapart.files import digest_of
+
+if TYPE_CHECKING:
+    import onnxruntime
+    import torch
+
+# Raise it when what is written below changes what is exported: old files in people's caches are then left alone.
+EXPORT = 2
+TOLERANCE = 1e-4
+
+# torch's exporter keeps its state in module variables: one thread at a time. Processes need no lock, for each one
+# writes to a folder of its own and the last rename wins, with equal content.
+_ONE_AT_A_TIME = threading.Lock()
+
+
+def cached_path(identity: EncoderIdentity, packages: Sequence[str]) -> Path:
+    """Where the export of this encoder lies. The name covers all it depends on: weights, size, and the code that made
+    and checked it (`packages`: what defines the network, besides torch and ONNX)."""
+    made_by = {package: version(package) for package in (*packages, "torch", "onnx", "onnxruntime")}
+    key = digest_of({"identity": identity.digest, "export": EXPORT, "made_by": made_by})
+    return cache_folder() / f"{identity.name}-{key[:16]}.onnx"
+
+
+def exported(path: Path, make_grid: Callable[[], torch.nn.Module], size: int) -> Path:
+    """The ONNX file at `path`, made on first use from the network `make_grid` gives."""
+    with _ONE_AT_A_TIME:
+        if not path.exists():
+            _export(path, make_grid().eval(), size)
+    return path
+
+
+def _export(path: Path, grid: torch.nn.Module, size: int) -> None:
+    import torch
+
+    sample = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the exporter warns about itself
+        temporary = Path(folder) / path.name
+        torch.onnx.export(
+            grid,
+            (sample,),
+            str(temporary),
+            dynamo=False,
+            input_names=["pixels"],
+            output_names=["grid"],
+            dynamic_axes={"pixels": {0: "images"}, "grid": {0: "images"}},
+        )
+        check(temporary, grid, sample)
+        with open(temporary, "rb") as handle:
+            os.fsync(handle.fileno())
+        os.replace(temporary, path)
+
+
+def check(path: Path, grid: torch.nn.Module, sample: torch.Tensor) -> None:
+    """Refuse an export that does not say what torch says."""
+    import torch
+
+    run = open_session(path)
+    with torch.no_grad():
+        difference = float(np.abs(run(sample.numpy()) - grid(sample).numpy()).max())
+    if not difference <= TOLERANCE:  # so written, NaN is refused too
+        raise StoreError(
+            f"the exported encoder differs from the torch network by {difference:.1e}; "
+            "install the versions in constraints.txt"
+        )
+
+
+def open_session(path: Path) -> Callable[[np.ndarray], np.ndarray]:
+    """The exported network as a function of pixels, on the thread that calls it; many threads may."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 3
+    try:
+        session: onnxruntime.InferenceSession = onnxruntime.InferenceSession(
+            str(path), options, providers=["CPUExecutionProvider"]
+        )
+    except Exception as error:  # ONNX Runtime's exceptions have no common class of their own
+        raise StoreError(f"{path}: this exported encoder cannot be opened ({error}); remove the file") from None
+    return lambda pixels: np.asarray(session.run(["grid"], {"pixels": pixels})[0])

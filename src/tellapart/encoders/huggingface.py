@@ -1,0 +1,216 @@
+"""Vision towers of CLIP and SigLIP, from a folder or the Hugging Face cache of this machine (extra `hf`).
+
+Nothing is downloaded. The picture is prepared with Pillow and NumPy as the model's own configuration says, except that
+it is squeezed whole to the square instead of cropped: a caption may be about what stands at the edge.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from PIL import Image
+
+from tellapart.encoders.base import EncoderIdentity, GridEncoder, check_device, run_torch
+from tellapart.errors import MissingExtraError, RecipeError, StoreError
+from tellapart.files import digest_of, digest_of_file, read_json
+
+if TYPE_CHECKING:
+    import torch
+
+# Family -> its class in transformers, and how many tokens stand before those of the patches (CLIP: the class token).
+TOWERS = {"clip": ("CLIPVisionModel", 1), "siglip": ("SiglipVisionModel", 0)}
+# What `config.json` calls a family, as a dual encoder or alone.
+FAMILIES = {"clip": "clip", "clip_vision_model": "clip", "siglip": "siglip", "siglip_vision_model": "siglip"}
+
+
+class VisionTower(GridEncoder):
+    """The patch tokens of a CLIP or SigLIP vision tower's last hidden state.
+
+    Args:
+        name: `clip:` or `siglip:` and a folder, or the id of a model in the Hugging Face cache.
+        threads: how many threads prepare pictures; those of torch itself are set in torch.
+        device: where torch runs (default: the CPU).
+
+    Example:
+        >>> encoder = VisionTower("clip:openai/clip-vit-base-patch32")           # doctest: +SKIP
+        >>> encoder.encode([load_image(path)]).shape                             # doctest: +SKIP
+        (1, 49, 768)
+    """
+
+    def __init__(self, name: str, threads: int | None = None, device: str | None = None) -> None:
+        super().__init__(threads, runs=1)
+        self.name = name
+        self.family, _, model = name.partition(":")
+        if self.family not in TOWERS or not model:
+            raise RecipeError(f"encoder '{name}': say which model, as a folder or a model's id, as clip:FOLDER_OR_ID")
+        try:
+            import transformers  # noqa: F401
+        except ImportError:
+            raise MissingExtraError("transformers", "hf") from None
+        self.device = check_device(device) if device is not None else "cpu"
+        self.folder = find_folder(name, model)
+        self.files = weight_files(self.folder)
+        self.config = self._vision_config()
+        self._read_preprocessing()
+
+    @cached_property
+    def identity(self) -> EncoderIdentity:
+        # The configuration belongs to the weights: with another activation they are another network.
+        files = [*self.files, self.folder / "config.json"]
+        mean, std = ((", ".join(f"{value:.6g}" for value in values)) for values in (self.mean, self.std))
+        return EncoderIdentity(
+            name=self.name,
+            weights=digest_of({file.name: digest_of_file(file) for file in files}),
+            preprocessing=f"squeeze to {self.size}×{self.size} {self.resample.name.lower()}, (x-[{mean}])/[{std}]",
+            regions=(self.size // self.config.patch_size) ** 2,
+            width=self.config.hidden_size,
+        )
+
+    def network(self) -> torch.nn.Module:
+        """The vision tower, float32, in eval mode."""
+        import transformers
+
+        cls: Any = getattr(transformers, TOWERS[self.family][0])
+        safetensors = self.files[0].suffix == ".safetensors"
+        with _quiet():
+            network, found = cls.from_pretrained(
+                self.folder, local_files_only=True, use_safetensors=safetensors, output_loading_info=True
+            )
+        if found["missing_keys"]:
+            raise StoreError(
+                f"{self.folder}: the weights lack {len(found['missing_keys'])} tensors of a {self.family} "
+                f"vision tower, such as {min(found['missing_keys'])}; get the model again"
+            )
+        loaded: torch.nn.Module = network.float().eval()
+        return loaded
+
+    def run(self, pixels: np.ndarray) -> np.ndarray:
+        return run_torch(self._grid, pixels, self.device)
+
+    @cached_property
+    def _grid(self) -> torch.nn.Module:
+        import torch
+
+        class Grid(torch.nn.Module):
+            def __init__(self, network: torch.nn.Module, before: int) -> None:
+                super().__init__()
+                self.network = network
+                self.before = before
+
+            def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+                tokens: torch.Tensor = self.network(pixel_values=pixels).last_hidden_state
+                return tokens[:, self.before :]
+
+        return Grid(self.network(), TOWERS[self.family][1]).to(self.device)
+
+    def _vision_config(self) -> Any:
+        kind = read_json(self.folder / "config.json", "model configuration").get("model_type")
+        family = FAMILIES.get(kind)
+        if family != self.family:
+            hint = f"; did you mean {family}:?" if family else f"; known: {', '.join(FAMILIES)}"
+            raise RecipeError(f"encoder '{self.name}': {self.folder} holds a model of type '{kind}'{hint}")
+        import transformers
+
+        with _quiet():
+            config = transformers.AutoConfig.from_pretrained(self.folder, local_files_only=True)
+        return getattr(config, "vision_config", config)
+
+    def _read_preprocessing(self) -> None:
+        settings = preprocessor_settings(self.folder)
+        self.size = square_size(self.folder, settings)
+        if self.size != self.config.image_size:
+            raise StoreError(
+                f"{self.folder}: the model wants pictures of {self.config.image_size} pixels, its preprocessor makes "
+                f"{self.size}; mend preprocessor_config.json"
+            )
+        # Written for values of 0 to 1 (or what the rescaling makes of bytes); here for bytes.
+        scale = settings.get("rescale_factor", 1 / 255) if settings.get("do_rescale", True) else 1.0
+        normalised = settings.get("do_normalize", True)
+        if normalised and not (settings.get("image_mean") and settings.get("image_std")):
+            raise StoreError(f"{self.folder}: the preprocessor configuration has no image_mean and image_std")
+        self.mean = [value / scale for value in settings["image_mean"]] if normalised else [0.0] * 3
+        self.std = [value / scale for value in settings["image_std"]] if normalised else [1 / scale] * 3
+        self.resample = Image.Resampling(settings.get("resample", Image.Resampling.BICUBIC))
+
+
+def find_folder(name: str, model: str) -> Path:
+    """The folder of a model that is on this machine."""
+    folder = Path(model).expanduser()
+    if (folder / "config.json").exists():
+        return folder
+    if folder.is_dir():
+        raise StoreError(f"encoder '{name}': {folder} holds no model (config.json is missing)")
+    from huggingface_hub import snapshot_download
+
+    try:
+        found = Path(snapshot_download(model, local_files_only=True))
+    except (OSError, ValueError):  # not there; not even an id
+        found = None
+    if found is None or not (found / "config.json").exists():
+        raise StoreError(
+            f"encoder '{name}': '{model}' is neither a folder here nor a model in the Hugging Face cache of this "
+            f"machine; nothing is downloaded unasked: get it with 'hf download {model}', or give its folder"
+        )
+    return found
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that hold the weights: those transformers loads when a folder has several kinds."""
+    for whole in ("model.safetensors", "pytorch_model.bin"):
+        if (folder / whole).exists():
+            return [folder / whole]
+        index = folder / f"{whole}.index.json"
+        if index.exists():
+            shards = [folder / shard for shard in sorted(set(read_json(index)["weight_map"].values()))]
+            missing = [shard.name for shard in shards if not shard.exists()]
+            if missing:
+                raise StoreError(f"{folder}: {missing[0]} is missing; get the model again")
+            return shards
+    raise StoreError(f"{folder}: no weights are here (model.safetensors or pytorch_model.bin); get the model again")
+
+
+def preprocessor_settings(folder: Path) -> dict[str, Any]:
+    """What the model's image processor does, from either of the files that transformers writes."""
+    alone, together = folder / "preprocessor_config.json", folder / "processor_config.json"
+    settings: dict[str, Any] | None = None
+    if alone.exists():
+        settings = read_json(alone, "preprocessor configuration")
+    elif together.exists():
+        settings = read_json(together, "processor configuration").get("image_processor")
+    if settings is None:
+        raise StoreError(f"{folder}: preprocessor_config.json is missing; get it with the model")
+    return settings
+
+
+def square_size(folder: Path, settings: dict[str, Any]) -> int:
+    """The side of the square that goes into the network: the crop's where there is one, else the size's."""
+    size = settings.get("crop_size") if settings.get("do_center_crop") else None
+    size = size or settings.get("size")
+    if isinstance(size, dict):
+        sides = {size[key] for key in ("height", "width", "shortest_edge") if size.get(key)}
+        size = sides.pop() if len(sides) == 1 else None
+    if not isinstance(size, int):
+        raise StoreError(f"{folder}: the preprocessor configuration names no square size")
+    return size
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without progress bars and reports of the text tower's weights, which are rightly left out."""
+    from transformers.utils import logging as typed_in_part
+
+    logging: Any = typed_in_part
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()
