@@ -16,6 +16,10 @@ FORMATS = ("JPEG", "PNG", "WEBP")
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp"})
 MAX_PIXELS = 100_000_000
 
+# The size is checked from the header, before a pixel is decoded; Pillow's own warning would say it twice. Switched off
+# once and for all: pictures are decoded in several threads, and Python's filters are not made for that.
+warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
+
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -38,11 +42,7 @@ def load_image(path: Path, at_least: int | None = None) -> Image.Image:
     inside = split_tar_path(path)
     try:
         source = path if inside is None else io.BytesIO(member_bytes(*inside))
-        # The size is checked from the header here, before a pixel is decoded; Pillow's own warning would say it twice.
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            image = Image.open(source, formats=FORMATS)
-        with image:
+        with Image.open(source, formats=FORMATS) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise DataError(
                     f"{path}: {image.width}×{image.height} pixels are over the cap of {MAX_PIXELS:,}; make it smaller"
