@@ -66,7 +66,7 @@ def prepare(
     listed = ", ".join(f"{count} {split}" for split, count in counts.items() if count)
     print(f"{result.dataset.name}: {len(result.dataset)} images ({listed}); features in {result.folder}")
     if result.store.skipped:
-        print(f"{len(result.store.skipped)} pictures could not be read: see {result.folder / 'skipped.jsonl'}")
+        print(f"pictures that could not be read: {len(result.store.skipped)}, see {result.folder / 'skipped.jsonl'}")
 
 
 @app.command()

@@ -321,6 +321,21 @@ def test_too_many_broken_pictures_fail_until_they_are_allowed(dataset: Dataset, 
     assert encoder.encoded == 0, "everything that can be read had been encoded"
 
 
+def test_a_mended_picture_is_read_on_the_next_call(dataset: Dataset, tmp_path: Path) -> None:
+    write_store(tmp_path / "whole", dataset, FakeEncoder())
+    right = (dataset.root / "20.png").read_bytes()
+    break_pictures(dataset, [20])
+    with pytest.raises(StoreError, match="1 of 50 pictures cannot be read"):
+        write_store(tmp_path / "store", dataset, FakeEncoder())
+    (dataset.root / "20.png").write_bytes(right)
+    encoder = FakeEncoder()
+    store = write_store(tmp_path / "store", dataset, encoder)
+    assert store is not None
+    assert not store.skipped
+    assert encoder.encoded == SHARD, "only its shard is encoded again"
+    assert same_store(tmp_path / "store", tmp_path / "whole")
+
+
 def test_a_full_disk_is_an_error_and_loses_nothing(
     dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -185,6 +185,22 @@ def _marker(work: Path, start: int) -> Path:
     return work / f"shard-{start:09d}.done"
 
 
+def _is_done(work: Path, start: int, dataset: Dataset) -> bool:
+    """Whether a shard is on the disk and none of the pictures it skipped has been mended since."""
+    marker = _marker(work, start)
+    if not marker.exists():
+        return False
+    return not any(_is_readable(dataset.root / row["image"]) for row in read_jsonl(marker))
+
+
+def _is_readable(path: Path) -> bool:
+    try:
+        load_image(path)
+    except DataError:
+        return False
+    return True
+
+
 def _write_shards(
     work: Path,
     plan: dict[str, Any],
@@ -195,7 +211,7 @@ def _write_shards(
 ) -> None:
     """Encode and write the shards of this part that have no marker yet."""
     mine = _shards(dataset)[part.index :: part.of]
-    missing = [start for start in mine if not _marker(work, start).exists()]
+    missing = [start for start in mine if not _is_done(work, start, dataset)]
     if not missing:
         return
     array = _lay_out(work, plan)
@@ -275,6 +291,8 @@ def _finish(
         return FeatureStore.open(folder) if (folder / "manifest.json").exists() else None
     if skipped:
         write_jsonl(folder / "skipped.jsonl", skipped)
+    else:
+        (folder / "skipped.jsonl").unlink(missing_ok=True)  # of an earlier call, before pictures were mended
     if len(skipped) > max_skipped * len(dataset):
         raise StoreError(
             f"{folder / 'skipped.jsonl'}: {len(skipped)} of {len(dataset)} pictures cannot be read, "
