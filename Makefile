@@ -1,6 +1,6 @@
 # Two commands do everything on a fresh machine with Python >= 3.11 (venv) and make:
 #   make demo   pictures -> captions that tell them apart, and a report
-#   make test   lint-free tests of everything
+#   make test   all tests
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin

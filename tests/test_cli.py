@@ -154,8 +154,16 @@ def test_a_label_twice(run: Run, tmp_path: Path) -> None:
     }
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
+    (tmp_path / "run" / "run.json").write_text('{"finished": true}', encoding="utf-8")
     told = mistake(run("compare", "a=run", "b=run", "a=run", "--control", "b"))
     assert "'a' names two runs" in told
+
+
+def test_an_unfinished_run_is_not_measured(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "recipe.yaml").write_text("name: x\n", encoding="utf-8")
+    (tmp_path / "run" / "run.json").write_text('{"finished": false}', encoding="utf-8")
+    assert "this training is not finished" in mistake(run("evaluate", "run"))
 
 
 def test_an_interrupt_is_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,7 +173,7 @@ def test_an_interrupt_is_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(cli, "recipes_folder", interrupted)
     result = run("recipes")
     assert result.status == 130
-    assert result.err.endswith("tellapart: stopped; what was finished is kept, the same command continues\n")
+    assert result.err.endswith("is kept, the same command continues\n")
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -213,7 +221,7 @@ def test_a_file_here_goes_before_a_shipped_one(run: Run, tmp_path: Path) -> None
 
 def test_recipes_check(run: Run, tmp_path: Path) -> None:
     many = len(list(RECIPES.rglob("*.yaml")))
-    assert run("recipes", "check") == Result(0, f"{many} recipes are right.\n", "")
+    assert run("recipes", "check") == Result(0, f"Right: {many} of {many} recipes.\n", "")
     assert run("recipes", "check", "scenes/adaptive-mle.yaml").status == 0
     (tmp_path / "one.yaml").write_text("name: one\ntraning: {}\n", encoding="utf-8")
     (tmp_path / "two.yaml").write_text("- a\n", encoding="utf-8")

@@ -73,6 +73,20 @@ def test_its_model_captions_a_picture_file(demo: Path) -> None:
     assert row["log_prob"] < 0
 
 
+def test_the_readme_example_runs(demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The README's Python block as it stands, its trainings replaced by those of the smoke demo."""
+    readme = Path(__file__).parents[1] / "README.md"
+    code = readme.read_text(encoding="utf-8").split("```python\n")[1].split("```")[0]
+    picture = next((demo / "prepared").rglob("*.png"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photo.jpg").write_bytes(picture.read_bytes())
+    names = {"adaptive-mle": "scenes-mle", "adaptive-mle-continued": "scenes-mle-continued", "adaptive-cl": "scenes-cl"}
+    trained = lambda recipe, *overrides: open_run(str(runs_of(demo)[names[Path(recipe).stem]]))  # noqa: E731
+    monkeypatch.setattr("tellapart.engine.run.train", trained)
+    exec(code, {})
+    assert (tmp_path / "comparison" / "report.html").is_file()
+
+
 def test_a_comparison_needs_its_control(demo: Path) -> None:
     run = open_run(runs_of(demo)["scenes-mle"])
     with pytest.raises(RunError, match="control"):

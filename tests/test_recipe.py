@@ -115,6 +115,7 @@ def test_overrides(write: Write) -> None:
             "training.steps=20",
             "captioner.hidden=48",
             "objective.name=contrastive",
+            f"reference.from={write('other', name='other')}",
             "objective.negatives=3",
             "objective.positive=false",
             "data.scenes.train=11",
@@ -377,11 +378,18 @@ def test_the_digest_names_what_changes_weights(write: Write) -> None:
         "data.normaliser=alphabetic",
         "data.scenes.seed=1",
     ]
-    digests = [Recipe.load(write()).digest, *(Recipe.load(write(), [override]).digest for override in overrides)]
+    reference = f"reference.from={write('other', name='other')}"
+    plain = Recipe.load(write(), [reference]).digest
+    digests = [plain, *(Recipe.load(write(), [reference, override]).digest for override in overrides)]
     assert len(set(digests)) == len(digests)
-    one = Recipe.load(write(), ["objective.name=contrastive"]).digest
-    two = Recipe.load(write(), ["objective.name=contrastive", "objective.negatives=6"]).digest
+    one = Recipe.load(write(), [reference, "objective.name=contrastive"]).digest
+    two = Recipe.load(write(), [reference, "objective.name=contrastive", "objective.negatives=6"]).digest
     assert one != two
+
+
+def test_an_objective_that_needs_a_reference_says_so(write: Write) -> None:
+    with pytest.raises(RecipeError, match=r"reference\.from: the contrastive objective needs a run or a recipe"):
+        Recipe.load(write(), ["objective.name=contrastive"])
 
 
 def test_a_recipe_cannot_be_changed(write: Write) -> None:

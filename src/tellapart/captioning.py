@@ -72,6 +72,8 @@ def caption(
 
 def _expand(images: Sequence[str | Path]) -> list[Path]:
     """Folders become the pictures in them; files stay."""
+    if isinstance(images, str | Path):
+        raise DataError(f"{images}: give a list of pictures, as [{str(images)!r}]")
     paths: list[Path] = []
     for named in map(Path, images):
         if named.is_dir():

@@ -215,7 +215,7 @@ def check(
             wrong.append(str(error))
     if wrong:
         raise RecipeError("\n".join(wrong))
-    print(f"{len(paths)} recipes are right.")
+    print(f"Right: {len(paths)} of {len(paths)} recipes.")
 
 
 def recipes_folder() -> Path:
@@ -251,7 +251,10 @@ def main() -> None:
         sys.exit(2)
     except SystemExit as done:
         if done.code == INTERRUPTED:
-            print("tellapart: stopped; what was finished is kept, the same command continues", file=sys.stderr)
+            print(
+                "tellapart: stopped; the finished part of a training or encoding is kept, the same command continues",
+                file=sys.stderr,
+            )
         raise
 
 

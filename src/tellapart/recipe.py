@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -69,7 +69,7 @@ class TrainingSettings(Section):
     learning_rate: float = Field(1e-3, gt=0)
     schedule: Literal["constant", "cosine"] = "cosine"
     warmup_steps: int = Field(0, ge=0)
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
     weight_decay: float = Field(0.0, ge=0)
     clip_norm: float | None = Field(5.0, gt=0)
     keep: Literal["best", "last"] = Field("last", description="which checkpoint to use; best by validation loss")
@@ -79,7 +79,7 @@ class TrainingSettings(Section):
     @model_validator(mode="after")
     def _length(self) -> TrainingSettings:
         if (self.epochs is None) == (self.steps is None):
-            raise ValueError("give either epochs or steps")
+            raise ValueError("give either epochs or steps, and set the other to null")
         return self
 
 
@@ -111,13 +111,13 @@ class Recipe(Section):
     decoding: DecodingSettings = DecodingSettings()
 
     @classmethod
-    def load(cls, path: Path, overrides: Sequence[str] = ()) -> Recipe:
+    def load(cls, path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
         """Read a recipe file and apply overrides; every mistake is reported at once.
 
         A recipe that starts from another takes that one's `data` and `captioner` for what it does not say itself;
         a reference gives its `data`.
         """
-        return cls.parse(_content(path, overrides, ()), where=str(path))
+        return cls.parse(_content(Path(path), overrides, ()), where=str(path))
 
     @classmethod
     def parse(cls, content: dict[str, Any], where: str = "recipe") -> Recipe:
@@ -135,6 +135,10 @@ class Recipe(Section):
                     resolved[kind] = _component(kind, section)
                 except RecipeError as error:
                     problems += str(error).split("\n")
+        if recipe is not None and "objective" in resolved:
+            objective, settings = recipe.model_copy(update=resolved).component("objective")
+            if objective.needs(settings).reference and recipe.reference is None:
+                problems.append(f"reference.from: the {objective.name} objective needs a run or a recipe here")
         if problems or recipe is None:
             listed = "".join(f"\n  - {problem}" for problem in problems)
             raise RecipeError(f"{where}: {len(problems)} mistake{'s' if len(problems) > 1 else ''} to mend:{listed}")

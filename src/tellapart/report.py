@@ -19,7 +19,12 @@ from tellapart.metrics import PairedDifference
 COLUMNS = [  # figure, heading, what it means, how it is printed
     ("self_retrieval_R@1", "Finds its image", "share of captions that rank their own image first of all", "percent"),
     ("self_retrieval_mean_rank", "Mean rank", "mean rank of the own image; 1 is best", "number"),
-    ("under_judge_R@1", "… under the first model", "the same when the first model ranks the images", "percent"),
+    (
+        "under_judge_R@1",
+        "… ranked by the first",
+        "the same when the first row's model ranks",
+        "percent",
+    ),
     ("CIDEr", "CIDEr", "CIDEr-D: agreement with what people wrote", "figure"),
     ("Bleu_4", "BLEU-4", "agreement with what people wrote", "figure"),
     ("distinct", "Distinct", "share of captions that differ from all others", "percent"),
@@ -32,8 +37,9 @@ CARDS = 9
 QUERIES = 4
 
 
-def write_report(comparison: Comparison, folder: Path) -> Path:
+def write_report(comparison: Comparison, folder: str | Path) -> Path:
     """Write `report.html` and `comparison.json` into a folder; gives the page's path."""
+    folder = Path(folder)
     write_json(folder / "comparison.json", comparison.to_json())
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters["shown"] = shown

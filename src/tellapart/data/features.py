@@ -142,6 +142,7 @@ def write_store(
     if (folder / "manifest.json").exists():
         store = FeatureStore.open(folder)
         store.check(dataset, identity)
+        _check_skipped(folder, len(store.skipped), len(dataset), max_skipped)
         return store
     plan = {
         "encoder": asdict(identity),
@@ -277,6 +278,15 @@ def encode_batches(
         pool.shutdown(cancel_futures=True)
 
 
+def _check_skipped(folder: Path, skipped: int, of: int, max_skipped: float) -> None:
+    if skipped > max_skipped * of:
+        path = folder / "skipped.jsonl"
+        raise StoreError(
+            f"{path}: {skipped} of {of} pictures cannot be read, first: {read_jsonl(path)[0]['reason']}; "
+            "mend them, or allow more with --max-skipped"
+        )
+
+
 def _finish(
     folder: Path, work: Path, plan: dict[str, Any], dataset: Dataset, max_skipped: float
 ) -> FeatureStore | None:
@@ -293,11 +303,7 @@ def _finish(
         write_jsonl(folder / "skipped.jsonl", skipped)
     else:
         (folder / "skipped.jsonl").unlink(missing_ok=True)  # of an earlier call, before pictures were mended
-    if len(skipped) > max_skipped * len(dataset):
-        raise StoreError(
-            f"{folder / 'skipped.jsonl'}: {len(skipped)} of {len(dataset)} pictures cannot be read, "
-            f"first: {skipped[0]['reason']}; mend them, or allow more with --max-skipped"
-        )
+    _check_skipped(folder, len(skipped), len(dataset), max_skipped)
     if (work / "features.npy").exists():
         os.replace(work / "features.npy", folder / "features.npy")
     write_json(folder / "manifest.json", {**plan, "skipped": [row["id"] for row in skipped]})

@@ -40,14 +40,14 @@ def save_captioner(captioner: Captioner, folder: Path) -> None:
     write_json(folder / "model.json", description)
 
 
-def load_captioner(folder: Path, overrides: dict[str, Any] | None = None) -> Captioner:
+def load_captioner(folder: str | Path, overrides: dict[str, Any] | None = None) -> Captioner:
     """A captioner from a model folder, a checkpoint or a run folder, in eval mode.
 
     Args:
         folder: where it is.
         overrides: settings that differ from the saved ones and change no weight's shape, such as `dropout`.
     """
-    folder = model_folder(folder)
+    folder = model_folder(Path(folder))
     description = read_json(folder / "model.json", "model description")
     if description.get("format") != FORMAT:
         raise RunError(f"{folder}: model format {description.get('format')!r} is unknown; this version reads {FORMAT}")
@@ -61,7 +61,7 @@ def load_captioner(folder: Path, overrides: dict[str, Any] | None = None) -> Cap
     except (SafetensorError, FileNotFoundError) as error:
         raise RunError(f"{folder}: model.safetensors cannot be read ({error}); take another checkpoint") from None
     except (RuntimeError, ValidationError) as error:
-        reason = str(error).splitlines()[0]
+        reason = " ".join(str(error).splitlines()[:2])
         raise RunError(
             f"{folder}: the weights do not fit these settings ({reason}); use the settings it was trained with"
         ) from None

@@ -19,11 +19,11 @@ from tellapart.data.prepare import OnProgress, Prepared, prepare
 from tellapart.engine import loop
 from tellapart.engine.checkpoint import load_captioner, model_digest
 from tellapart.engine.progress import ProgressLine
-from tellapart.errors import RunError
+from tellapart.errors import DataError, RunError
 from tellapart.files import digest_of, read_json, write_json, write_text
 from tellapart.objectives.base import Objective
 from tellapart.recipe import Recipe, Upstream
-from tellapart.text import Vocabulary
+from tellapart.text import SPECIALS, Vocabulary
 
 
 @dataclass(frozen=True)
@@ -42,10 +42,13 @@ def best_device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def open_run(folder: Path) -> Run:
-    """A run folder as `run_recipe` leaves it."""
+def open_run(folder: str | Path) -> Run:
+    """A finished run folder as `run_recipe` leaves it."""
+    folder = Path(folder)
     if not (folder / "recipe.yaml").exists():
         raise RunError(f"{folder}: this is no run folder (recipe.yaml is missing); 'tellapart train' makes one")
+    if not read_json(folder / "run.json", "run state")["finished"]:
+        raise RunError(f"{folder}: this training is not finished; the command that began it continues it")
     return Run(folder, Recipe.load(folder / "recipe.yaml"))
 
 
@@ -102,12 +105,16 @@ def run_recipe(
             )
         if state["finished"]:
             return Run(folder, recipe)
+    elif folder.is_dir() and any(folder.iterdir()):
+        raise RunError(f"{folder}: this folder holds something else than a run; choose an empty or a new one")
+    objective, sources = _build(recipe, prepared, upstreams)
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / "recipe.yaml", _portable(recipe, upstreams, folder).to_yaml())
     state = {"key": key, "made_from": described, "finished": False}
     write_json(state_path, state)
     began = time.monotonic()
-    _train(recipe, prepared, upstreams, folder)
+    label = f"training {recipe.name}"
+    loop.train(objective, sources["train"], sources["val"], recipe.training, recipe.seed, folder, label)
     write_json(state_path, {**state, "finished": True, "seconds_of_last_session": round(time.monotonic() - began, 1)})
     return Run(folder, recipe)
 
@@ -126,7 +133,8 @@ def _portable(recipe: Recipe, upstreams: dict[str, Run], folder: Path) -> Recipe
     return recipe.model_copy(update={role: Upstream.model_validate({"from": path}) for role, path in named.items()})
 
 
-def _train(recipe: Recipe, prepared: Prepared, upstreams: dict[str, Run], folder: Path) -> None:
+def _build(recipe: Recipe, prepared: Prepared, upstreams: dict[str, Run]) -> tuple[Objective, dict[str, BatchSource]]:
+    """The objective with its models, and the batches of both splits; what cannot be built leaves no folder behind."""
     torch.manual_seed(recipe.seed)
     captioner_class, captioner_settings = recipe.component("captioner")
     if "start" in upstreams:
@@ -135,6 +143,8 @@ def _train(recipe: Recipe, prepared: Prepared, upstreams: dict[str, Run], folder
         data = recipe.data
         captions = [caption for record in prepared.dataset.split("train") for caption in record.captions]
         vocabulary = Vocabulary.build(captions, data.min_count, data.normaliser, data.max_words)
+        if len(vocabulary) == len(SPECIALS):
+            raise DataError(f"no word occurs {data.min_count} times in the training captions; lower data.min_count")
         target = captioner_class(captioner_settings, vocabulary, prepared.store.encoder)
     prepared.store.check(prepared.dataset, target.encoder)
     reference = load_captioner(upstreams["reference"].folder) if "reference" in upstreams else None
@@ -159,8 +169,7 @@ def _train(recipe: Recipe, prepared: Prepared, upstreams: dict[str, Run], folder
         )
         for split in ("train", "val")
     }
-    label = f"training {recipe.name}"
-    loop.train(objective, sources["train"], sources["val"], recipe.training, recipe.seed, folder, label)
+    return objective, sources
 
 
 def show_progress() -> OnProgress:

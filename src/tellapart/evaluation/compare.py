@@ -84,7 +84,7 @@ def compare(
         retrieval_images: limit of the self-retrieval study.
     """
     if len(runs) < 2 or control not in runs:
-        raise RunError("a comparison needs at least two runs, the control among them")
+        raise RunError(f"a comparison needs at least two runs, the control '{control}' among them: {', '.join(runs)}")
     first = next(iter(runs.values()))
     prepared = prepare(first.recipe.data)
     for label, run in runs.items():

@@ -74,7 +74,6 @@ def evaluate_run(run: Run, split: str = "test", retrieval_images: int | None = N
         return Evaluation(found["corpus"], read_jsonl(run.folder / "per_image.jsonl"))
 
     captions = caption_records(run, prepared, records)
-    write_jsonl(run.folder / "captions.jsonl", caption_rows([r.id for r in records], captions))
     training = [caption for record in prepared.dataset.split("train") for caption in record.captions]
     scores = evaluate(
         {record.id: record.captions for record in records},
@@ -84,7 +83,10 @@ def evaluate_run(run: Run, split: str = "test", retrieval_images: int | None = N
     judged = records[:retrieval_images]
     said = [caption.caption for caption in captions[: len(judged)]]
     found_images = rank_captions(run, prepared, judged, said, f"self-retrieval {run.recipe.name}")
+    # All together and the scores last: an interrupted call leaves no files of different splits side by side.
+    scores_path.unlink(missing_ok=True)
     rows: list[dict[str, Any]] = caption_rows([r.id for r in records], captions)
+    write_jsonl(run.folder / "captions.jsonl", rows)
     for row in rows:
         row.update({metric: scores.per_image[metric][row["id"]] for metric in ("CIDEr", "Bleu_4")})
     for row, rank, first in zip(rows, found_images.ranks.tolist(), found_images.first.tolist(), strict=False):
@@ -140,6 +142,8 @@ def read_captions(path: Path) -> dict[str, str]:
     rows: Any = read_json(path, "caption file") if path.suffix == ".json" else read_jsonl(path, "caption file")
     if isinstance(rows, dict):
         rows = [{"id": id, "caption": caption} for id, caption in rows.items()]
+    if not isinstance(rows, list):
+        raise DataError(f"{path}: not a list of captions; docs/how-to.md shows the forms")
     captions: dict[str, str] = {}
     for number, row in enumerate(rows, start=1):
         if not isinstance(row, dict) or not isinstance(row.get("caption"), str) or not ({"id", "image_id"} & set(row)):
@@ -155,6 +159,8 @@ def read_captions(path: Path) -> dict[str, str]:
 
 def evaluate_captions(path: Path, data: str | None, split: str = "test") -> Scores:
     """Score a file of anyone's captions against a data set's references."""
+    if not path.exists():
+        raise DataError(f"{path}: this caption file does not exist; give a run folder or a file of captions")
     if data is None:
         raise DataError(f"{path}: name the data set that holds the references with --data")
     captions = read_captions(path)
@@ -162,4 +168,4 @@ def evaluate_captions(path: Path, data: str | None, split: str = "test") -> Scor
     unknown = [id for id in captions if id not in records]
     if unknown:
         raise DataError(f"{path}: '{unknown[0]}' ({len(unknown)} such ids) is not in split '{split}'; check --split")
-    return evaluate({id: records[id].captions for id in captions}, captions)
+    return evaluate({id: record.captions for id, record in records.items()}, captions)
