@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
-from tellapart.captioners.adaptive import AdaptiveAttention, AdaptiveAttentionSettings
+from support import tiny
+from support.tiny import IDENTITY, WORDS
+from tellapart.captioners.adaptive import AdaptiveAttention
 from tellapart.data.features import FeatureStore
-from tellapart.data.records import Dataset, Record
-from tellapart.encoders.images import EncoderIdentity
+from tellapart.data.records import Dataset
 from tellapart.text import Vocabulary
-
-WORDS = ("a", "red", "blue", "house", "tree", "car", "near", "two")
-IDENTITY = EncoderIdentity("tiny", "0", "none", regions=4, width=6)
 
 
 @pytest.fixture(autouse=True)
@@ -30,13 +26,8 @@ def vocabulary() -> Vocabulary:
 
 
 @pytest.fixture
-def make_captioner(vocabulary: Vocabulary) -> Callable[..., AdaptiveAttention]:
-    def make(seed: int = 0, words: Vocabulary = vocabulary, **settings: float) -> AdaptiveAttention:
-        torch.manual_seed(seed)
-        chosen = AdaptiveAttentionSettings(**{"hidden": 8, "embedding": 5, "attention": 3, "dropout": 0.0, **settings})
-        return AdaptiveAttention(chosen, words, IDENTITY).eval()
-
-    return make
+def make_captioner() -> Callable[..., AdaptiveAttention]:
+    return tiny.make_captioner
 
 
 @pytest.fixture
@@ -47,12 +38,4 @@ def features() -> torch.Tensor:
 @pytest.fixture
 def tiny_data() -> tuple[Dataset, FeatureStore]:
     """Twelve images with unequal numbers of captions, and features that tell them apart."""
-    rng = np.random.default_rng(0)
-    records = []
-    for number in range(12):
-        captions = tuple(" ".join(rng.choice(WORDS, size=rng.integers(2, 6))) for _ in range(1 + number % 4))
-        records.append(Record(str(number), f"{number}.png", ("train", "train", "val", "test")[number % 4], captions))
-    dataset = Dataset("tiny", Path(), tuple(records))
-    grid = rng.normal(size=(12, IDENTITY.regions, IDENTITY.width))
-    features = np.concatenate([grid, grid.mean(axis=1, keepdims=True)], axis=1).astype(np.float16)
-    return dataset, FeatureStore(features, IDENTITY, dataset.digest)
+    return tiny.make_data()

@@ -14,11 +14,11 @@ from PIL import Image
 
 from tellapart import captioning, registry
 from tellapart.captioners.adaptive import AdaptiveAttention, AdaptiveAttentionSettings
+from tellapart.captioners.folder import load_captioner, write_model
 from tellapart.captioning import caption
 from tellapart.cli import main
 from tellapart.data.images import load_image
 from tellapart.encoders.images import EncoderIdentity, open_encoder
-from tellapart.engine.checkpoint import load_captioner, save_captioner
 from tellapart.errors import DataError, RunError, StoreError
 from tellapart.recipe import DecodingSettings
 from tellapart.text import Vocabulary
@@ -48,7 +48,7 @@ def save_model(folder: Path, identity: EncoderIdentity) -> Path:
     settings = AdaptiveAttentionSettings(hidden=6, embedding=4, attention=3, dropout=0.5)
     model = AdaptiveAttention(settings, Vocabulary(WORDS), identity)
     folder.mkdir()
-    save_captioner(model, folder)
+    write_model(model, folder)
     return folder
 
 

@@ -193,7 +193,10 @@ def test_overrides_that_are_none(write: Write, override: str, told: str) -> None
         ("training.learning_rate=-1", "training.learning_rate: Input should be greater than 0 (it is -1)"),
         ("training.learning_rate=nan", "training.learning_rate: Input should be"),
         ("training.betas=[0.9]", "training.betas.1: this key is missing"),
-        ("training.schedule=cosin", "training.schedule: Input should be 'constant' or 'cosine' (it is 'cosin')"),
+        (
+            "training.schedule=cosin",
+            "training.schedule: Input should be 'constant', 'step' or 'cosine' (it is 'c",
+        ),
         ("training=5", "training: Input should be a valid dictionary"),
         ("captioner=adaptive", "captioner: Input should be a valid dictionary"),
         ("data.source=2014", "data.source: Input should be a valid string (it is 2014)"),

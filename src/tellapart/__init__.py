@@ -28,7 +28,7 @@ _PUBLIC = {
     "compare": "tellapart.evaluation.compare",
     "contrastive_loss": "tellapart.objectives.contrastive",
     "evaluate_run": "tellapart.evaluation.evaluate",
-    "load_captioner": "tellapart.engine.checkpoint",
+    "load_captioner": "tellapart.captioners.folder",
     "open_run": "tellapart.engine.run",
     "prepare": "tellapart.data.prepare",
     "train": "tellapart.engine.run",

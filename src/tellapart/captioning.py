@@ -10,16 +10,13 @@ from typing import Any
 import torch
 from PIL import Image
 
+from tellapart.captioners.folder import load_captioner
 from tellapart.data.images import load_image
 from tellapart.data.readers import read_folder
-from tellapart.decoding.search import beam_search
+from tellapart.decoding.search import BLOCK, beam_search
 from tellapart.encoders.images import accelerator, open_encoder
-from tellapart.engine.checkpoint import load_captioner
-from tellapart.engine.run import best_device
 from tellapart.errors import DataError, StoreError
 from tellapart.recipe import DecodingSettings
-
-BLOCK = 64
 
 
 def caption(
@@ -42,7 +39,7 @@ def caption(
         >>> tellapart.caption(["dog.jpg"], model="demo/runs/scenes-cl-1a2b3c4d")      # doctest: +SKIP
         [{'id': 'dog.jpg', 'caption': 'a dog ...', 'log_prob': -8.1, 'ended': True}]
     """
-    captioner = load_captioner(Path(model)).to(best_device())
+    captioner = load_captioner(Path(model)).to(accelerator() or "cpu")
     encoder = open_encoder(captioner.encoder.name, device=accelerator())
     if encoder.identity != captioner.encoder:
         raise StoreError(

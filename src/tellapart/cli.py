@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -86,16 +87,27 @@ def inspect(
 
 @app.command()
 def train(
-    recipe: Annotated[Path, typer.Argument(help="A recipe file; 'tellapart recipes' lists them.")],
+    recipe: Annotated[Path | None, typer.Argument(help="A recipe file; 'tellapart recipes' lists them.")] = None,
     overrides: Annotated[list[str] | None, typer.Argument(help="Dotted keys, e.g. training.steps=100.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; by default NAME-KEY in --runs.")] = None,
     runs: RunsOption = Path("runs"),
+    resume: Annotated[Path | None, typer.Option(help="Continue the training in this run folder.")] = None,
 ) -> None:
-    """Train a recipe and whatever it starts from. Ctrl-C saves; the same command continues, exactly."""
-    from tellapart.engine.run import train as train_recipe
+    """Train a recipe and whatever it starts from. Ctrl-C saves; the same command, or --resume, continues exactly.
 
-    run = train_recipe(find_recipe(recipe), *(overrides or []), runs=runs, out=out)
-    print(run.folder)
+    Several processes: torchrun --nproc-per-node 2 -m tellapart.cli train RECIPE; or srun, one task a device.
+    """
+    from tellapart.engine import run as engine
+
+    if (recipe is None) == (resume is None):
+        raise TellapartError("give a recipe to train, or --resume RUN to continue one")
+    if recipe is None:
+        assert resume is not None
+        run = engine.resume(resume)
+    else:
+        run = engine.train(find_recipe(recipe), *(overrides or []), runs=runs, out=out)
+    if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
+        print(run.folder)
 
 
 @app.command()

@@ -24,6 +24,7 @@ def write_text(path: Path, text: str) -> None:
             handle.flush()
             os.fsync(handle.fileno())
         os.replace(temporary, path)
+        _flush_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -83,8 +84,19 @@ def new_folder(path: Path) -> Iterator[Path]:
                 with open(file, "rb") as handle:
                     os.fsync(handle.fileno())
         _replace_folder(temporary, path)
+        _flush_folder(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _flush_folder(folder: Path) -> None:
+    """Make names lasting too: without it a power cut may undo a rename that was already relied on."""
+    if hasattr(os, "O_DIRECTORY"):
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def _replace_folder(new: Path, path: Path) -> None:

@@ -65,15 +65,29 @@ class TrainingSettings(Section):
     steps: int | None = Field(None, ge=1)
     images_per_batch: int = Field(16, ge=1)
     captions_per_image: int | None = Field(None, ge=1, description="drawn anew each time; null takes all")
+    accumulate: int = Field(1, ge=1, description="a batch goes through the model in so many parts, to save memory")
     bucket_batches: int = Field(1, ge=1, description="so many batches are sorted by caption length together; 1: none")
+    precision: Literal["full", "bf16", "fp16"] = Field("full", description="bf16 and fp16: mixed, where the device can")
+    optimiser: Literal["adam", "adamw"] = "adamw"
     learning_rate: float = Field(1e-3, gt=0)
-    schedule: Literal["constant", "cosine"] = "cosine"
+    phase_learning_rates: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        {}, description="for objectives of several phases: a phase's own rate"
+    )
+    schedule: Literal["constant", "step", "cosine"] = "cosine"
+    decay_epochs: int = Field(1, ge=1, description="the step schedule cuts the rate every so many epochs")
+    decay_factor: float = Field(0.8, gt=0, le=1, description="by this factor")
     warmup_steps: int = Field(0, ge=0)
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
+    epsilon: float = Field(1e-8, gt=0)
     weight_decay: float = Field(0.0, ge=0)
     clip_norm: float | None = Field(5.0, gt=0)
-    keep: Literal["best", "last"] = Field("last", description="which checkpoint to use; best by validation loss")
+    keep: Literal["best", "last"] = Field("last", description="which checkpoint to use")
+    keep_last: int = Field(1, ge=1, description="so many of the newest checkpoints stay on the disk")
     validate_every: int | None = Field(None, ge=1, description="steps; null: every epoch")
+    validate_captions: int = Field(0, ge=0, description="so many validation images are captioned and scored each time")
+    monitor: str = Field("loss", description="the validation figure that says which checkpoint is best, e.g. CIDEr")
+    monitor_best: Literal["lowest", "highest"] = "lowest"
+    patience: int | None = Field(None, ge=1, description="stop after so many validations without a better figure")
     log_every: int = Field(20, ge=1, description="steps")
 
     @model_validator(mode="after")

@@ -26,6 +26,7 @@ TABLE: dict[str, dict[str, str]] = {
     "objective": {
         "likelihood": "tellapart.objectives.likelihood:Likelihood",
         "contrastive": "tellapart.objectives.contrastive:Contrastive",
+        "composed": "tellapart.objectives.composed:Composed",
     },
 }
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tellapart.captioners.adaptive import AdaptiveAttention
-from tellapart.engine.checkpoint import load_captioner, model_digest, save_captioner
+from tellapart.captioners.folder import load_captioner, model_digest, write_model
 from tellapart.errors import RunError
 
 Make = Callable[..., AdaptiveAttention]
@@ -17,7 +17,7 @@ Make = Callable[..., AdaptiveAttention]
 
 @pytest.fixture
 def folder(make_captioner: Make, tmp_path: Path) -> Path:
-    save_captioner(make_captioner(seed=3, dropout=0.2), tmp_path)
+    write_model(make_captioner(seed=3, dropout=0.2), tmp_path)
     return tmp_path
 
 
@@ -55,5 +55,5 @@ def test_a_format_from_the_future_is_refused(folder: Path) -> None:
 def test_the_digest_follows_the_weights(folder: Path, make_captioner: Make) -> None:
     before = model_digest(folder)
     assert model_digest(folder) == before
-    save_captioner(make_captioner(seed=4, dropout=0.2), folder)
+    write_model(make_captioner(seed=4, dropout=0.2), folder)
     assert model_digest(folder) != before

@@ -14,11 +14,13 @@ import pytest
 import torch
 
 from tellapart.captioners.adaptive import AdaptiveAttention
+from tellapart.captioners.folder import load_captioner, model_folder
 from tellapart.data.batches import BatchSource
 from tellapart.data.features import FeatureStore
 from tellapart.data.records import Dataset
 from tellapart.engine import loop
-from tellapart.engine.checkpoint import checkpoint_path, load_captioner, load_trainer_state, model_folder
+from tellapart.engine.checkpoint import checkpoint_path, load_trainer_state
+from tellapart.engine.schedule import learning_rate
 from tellapart.errors import RunError
 from tellapart.objectives.base import Objective
 from tellapart.objectives.contrastive import Contrastive, ContrastiveSettings
@@ -65,7 +67,7 @@ def test_stopping_and_resuming_is_bit_equal(
 
     one, other = (load_captioner(tmp_path / name).state_dict() for name in ("straight", "resumed"))
     assert all(torch.equal(one[name], other[name]) for name in one)
-    states = [load_trainer_state(tmp_path / name) for name in ("straight", "resumed")]
+    states = [load_trainer_state(checkpoint_path(tmp_path / name, "last")) for name in ("straight", "resumed")]
     for moments, others in zip(*(state["optimisers"]["train"]["state"].values() for state in states), strict=True):
         assert all(torch.equal(moments[key], others[key]) for key in moments)
     journals = [
@@ -141,10 +143,10 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_last_one(
 
 def test_learning_rate_schedules() -> None:
     cosine = TrainingSettings(steps=110, learning_rate=2.0, warmup_steps=10)
-    assert loop.learning_rate(cosine, 0, 110) == pytest.approx(0.2)
-    assert loop.learning_rate(cosine, 9, 110) == pytest.approx(2.0)
-    assert loop.learning_rate(cosine, 10, 110) == pytest.approx(2.0)
-    assert loop.learning_rate(cosine, 60, 110) == pytest.approx(1.0)
-    assert loop.learning_rate(cosine, 109, 110) == pytest.approx(1 + math.cos(math.pi * 0.99))
+    assert learning_rate(cosine, 0, 110, 10) == pytest.approx(0.2)
+    assert learning_rate(cosine, 9, 110, 10) == pytest.approx(2.0)
+    assert learning_rate(cosine, 10, 110, 10) == pytest.approx(2.0)
+    assert learning_rate(cosine, 60, 110, 10) == pytest.approx(1.0)
+    assert learning_rate(cosine, 109, 110, 10) == pytest.approx(1 + math.cos(math.pi * 0.99))
     constant = TrainingSettings(steps=5, learning_rate=2.0, schedule="constant")
-    assert loop.learning_rate(constant, 4, 5) == 2.0
+    assert learning_rate(constant, 4, 5, 10) == 2.0

@@ -132,7 +132,7 @@ class AdaptiveAttention(Captioner):
 
         def spread(items: torch.Tensor) -> torch.Tensor:
             grouped = items.new_zeros(images * group, items.shape[1])
-            return grouped.index_copy(0, place, items).view(images, group, -1)
+            return grouped.index_copy(0, place, items).view(images, group, items.shape[1])
 
         query = self.query(hidden)
         of_regions = self.score(torch.tanh(memory.keys[:, None] + spread(query)[:, :, None])).squeeze(-1)

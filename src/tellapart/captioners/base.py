@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -19,6 +20,7 @@ from torch import nn
 from torch.nn import functional
 
 from tellapart.encoders.images import EncoderIdentity
+from tellapart.files import new_folder
 from tellapart.text import PAD, Vocabulary
 
 
@@ -44,6 +46,9 @@ class Captioner(nn.Module, ABC):
         settings: the architecture's own settings (an instance of `Settings`).
         vocabulary: the words it can say.
         encoder: the identity of the features it reads.
+
+    Attributes:
+        history: what it was trained by and on, and what was measured; saved with it and told by its card.
     """
 
     name: ClassVar[str]
@@ -54,6 +59,7 @@ class Captioner(nn.Module, ABC):
         self.settings = settings
         self.vocabulary = vocabulary
         self.encoder = encoder
+        self.history: dict[str, Any] = {}
 
     # --- what an architecture gives ---------------------------------------------------------------------------
 
@@ -86,6 +92,30 @@ class Captioner(nn.Module, ABC):
         """Hidden states and attention maps of teacher-forced captions."""
 
     # --- what all share ---------------------------------------------------------------------------------------
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write a model folder: weights, description, vocabulary and card. It alone captions a photograph.
+
+        Args:
+            folder: a new one, or a model folder that is replaced.
+        """
+        from tellapart.captioners.folder import check_replaceable, write_model
+
+        check_replaceable(Path(folder))
+        with new_folder(Path(folder)) as new:
+            write_model(self, new)
+
+    @staticmethod
+    def from_pretrained(folder: str | Path) -> Captioner:
+        """The captioner in a model folder, a checkpoint or a run folder, in eval mode.
+
+        Example:
+            >>> captioner = Captioner.from_pretrained("runs/scenes-cl-1a2b3c4d")   # doctest: +SKIP
+            >>> captioner.save_pretrained("my-model")                              # doctest: +SKIP
+        """
+        from tellapart.captioners.folder import load_captioner
+
+        return load_captioner(folder)
 
     @property
     def device(self) -> torch.device:

@@ -1,14 +1,15 @@
 """Batches: images encoded once, captions as strings, and the pairs between them.
 
-The order of images and the draw of captions and negatives are functions of (seed, epoch, step): to resume a training
-is arithmetic, nothing is remembered.
+The order of images, the draw of captions and negatives and all noise are functions of (seed, epoch, step): to resume
+a training is arithmetic, nothing is remembered. Every step's batch is drawn whole, then dealt out in successive shares
+to processes and to the parts of an accumulated step; what is drawn for an image does not depend on its share.
 """
 
 from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Hashable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -63,12 +64,18 @@ class Batch:
         features: encoder name -> region features `[images, regions, width]`.
         captions: caption strings; each model tokenises them for itself.
         pairs: which caption is scored against which image.
+        first: position of the first image in the step's whole batch, of which this may be one process's share.
+        whole: images in the whole batch.
+        noise_seed: what `uniform` draws from.
     """
 
     ids: list[str]
     features: dict[str, torch.Tensor]
     captions: list[str]
     pairs: Pairs
+    first: int = 0
+    whole: int | None = None
+    noise_seed: tuple[int, ...] = (0,)
     _memo: dict[Hashable, Any] = field(default_factory=dict, repr=False)
 
     def once(self, key: Hashable, compute: Callable[[], T]) -> T:
@@ -78,9 +85,27 @@ class Batch:
         value: T = self._memo[key]
         return value
 
+    def uniform(self, name: str, *shape: int) -> torch.Tensor:
+        """Noise in [0, 1) for each image, `[images, *shape]`: that of an image is the same whatever share it is in.
+
+        Args:
+            name: what it is for; another name is other noise.
+            shape: of one image's noise.
+        """
+        seed = np.random.SeedSequence([*self.noise_seed, *name.encode()]).generate_state(1, np.uint64)
+        generator = torch.Generator().manual_seed(int(seed[0] >> np.uint64(1)))
+        whole = len(self.ids) if self.whole is None else self.whole
+        noise = torch.rand(whole, *shape, generator=generator)[self.first : self.first + len(self.ids)]
+        return noise.to(self.pairs.kind.device)
+
     def to(self, device: torch.device) -> Batch:
+        """The same batch on a device, with nothing computed yet."""
         pairs = Pairs(*(t.to(device) for t in (self.pairs.image_row, self.pairs.caption_row, self.pairs.kind)))
-        return Batch(self.ids, {n: f.to(device) for n, f in self.features.items()}, self.captions, pairs)
+        return replace(self, features={n: f.to(device) for n, f in self.features.items()}, pairs=pairs, _memo={})
+
+    def forget(self) -> None:
+        """Drop what `once` remembers: after an update it is no longer true."""
+        self._memo.clear()
 
 
 class BatchSource:
@@ -97,9 +122,9 @@ class BatchSource:
         bucket_batches: sort the images of so many successive batches by the length of their captions, then shuffle the
             batches, so that captions of a batch are about equally long.
         seed: everything is drawn from (seed, epoch, step).
-        rank: which of `world` processes this is. Together they see what one process would see: every step's batch is
-            drawn whole and its images dealt out.
+        rank: which of `world` processes this is. Together they see what one process would see.
         world: how many processes share each batch.
+        parts: so many successive parts make a step's batch, for accumulation.
     """
 
     def __init__(
@@ -115,6 +140,7 @@ class BatchSource:
         seed: int = 0,
         rank: int = 0,
         world: int = 1,
+        parts: int = 1,
     ) -> None:
         self.records: list[Record] = [r for r in dataset.split(split) if r.captions]
         self.rows = [dataset.row(record.id) for record in self.records]
@@ -126,6 +152,7 @@ class BatchSource:
         self.seed = seed
         self.rank = rank
         self.world = world
+        self.parts = parts
         self.pool = CaptionPool([record.captions for record in self.records])
         self.hard: HardNegatives | None = None
         if negatives and negative_settings is not None and negative_settings.hard > 0:
@@ -135,18 +162,25 @@ class BatchSource:
         """Steps in an epoch."""
         return -(-len(self.records) // self.images_per_batch)
 
-    def at(self, step: int, shuffle: bool = True) -> Batch:
-        """The batch of a global step (0-based), whatever came before it."""
+    def at(self, step: int, part: int = 0, shuffle: bool = True) -> Batch:
+        """This process's share of the batch of a global step (0-based), whatever came before it.
+
+        With more processes than images some shares are empty.
+        """
         epoch, position = divmod(step, len(self))
         order = self._order(epoch) if shuffle else np.arange(len(self.records))
         chosen = order[position * self.images_per_batch : (position + 1) * self.images_per_batch]
         rng = np.random.default_rng([self.seed, 1, epoch, position])
-        return self._batch(chosen, rng, epoch + position / len(self))
+        shares = np.array_split(np.arange(len(chosen)), self.parts * self.world)
+        # Part by part and within a part by rank: shares gathered in that order are the whole batch in its order.
+        share = shares[part * self.world + self.rank]
+        return self._batch(chosen, share, rng, epoch + position / len(self), (self.seed, 2, epoch, position))
 
     def epoch(self, shuffle: bool = False) -> Iterator[Batch]:
         """One pass over the split, by default in record order (for validation)."""
         for position in range(len(self)):
-            yield self.at(position, shuffle)
+            for part in range(self.parts):
+                yield self.at(position, part, shuffle)
 
     def _order(self, epoch: int) -> np.ndarray:
         rng = np.random.default_rng([self.seed, 0, epoch])
@@ -166,14 +200,21 @@ class BatchSource:
         """Mean length of each image's captions, in words."""
         return np.array([np.mean([len(c.split()) for c in record.captions]) for record in self.records])
 
-    def _batch(self, chosen: np.ndarray, rng: np.random.Generator, epochs: float) -> Batch:
+    def _batch(
+        self,
+        chosen: np.ndarray,
+        share: np.ndarray,
+        rng: np.random.Generator,
+        epochs: float,
+        noise_seed: tuple[int, ...],
+    ) -> Batch:
         captions = [self._draw_captions(int(image), rng) for image in chosen]
         image_row = np.repeat(np.arange(len(chosen)), [len(drawn) for drawn in captions])
         positives = np.concatenate(captions)
         negatives = self._draw_negatives(chosen[image_row], rng, epochs)
 
         # Dealt out after everything is drawn: what a process gets does not depend on how many there are.
-        mine = np.arange(len(chosen)) % self.world == self.rank
+        mine = np.isin(np.arange(len(chosen)), share)
         kept = mine[image_row]
         new_row = np.cumsum(mine) - 1
         image_row, positives, negatives = new_row[image_row[kept]], positives[kept], negatives[kept]
@@ -189,6 +230,9 @@ class BatchSource:
                 torch.arange(len(caption_index)),
                 torch.from_numpy(kind),
             ),
+            first=int(share[0]) if len(share) else 0,
+            whole=len(chosen),
+            noise_seed=noise_seed,
         )
 
     def _draw_captions(self, image: int, rng: np.random.Generator) -> np.ndarray:

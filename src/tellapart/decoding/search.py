@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from tellapart.captioners.base import Captioner
+from tellapart.data.features import FeatureStore
 from tellapart.recipe import DecodingSettings
 from tellapart.text import END, START, UNKNOWN
+
+# Images decoded at once.
+BLOCK = 64
 
 
 @dataclass(frozen=True)
@@ -82,3 +87,20 @@ def beam_search(captioner: Captioner, features: torch.Tensor, settings: Decoding
     captions = captioner.detokenize(torch.where(ended[:, None], best_said, said[:, 0]))
     log_prob = torch.where(ended, best, running[:, 0])
     return [Caption(*row) for row in zip(captions, log_prob.tolist(), ended.tolist(), strict=True)]
+
+
+def decode_rows(
+    captioner: Captioner,
+    store: FeatureStore,
+    rows: Sequence[int],
+    settings: DecodingSettings,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> list[Caption]:
+    """Captions of these rows of a feature store, a block of images at a time."""
+    captions: list[Caption] = []
+    for start in range(0, len(rows), BLOCK):
+        features = torch.from_numpy(store.grid(rows[start : start + BLOCK])).to(captioner.device)
+        captions += beam_search(captioner, features, settings)
+        if on_progress is not None:
+            on_progress(len(captions), len(rows))
+    return captions

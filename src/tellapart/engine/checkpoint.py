@@ -1,103 +1,47 @@
-"""Model folders and checkpoints: safetensors and JSON, written whole or not at all.
+"""Checkpoints: written whole or not at all, found by pointers that flip only when they are complete.
 
-A *model folder* holds `model.safetensors`, `model.json` (what to build) and `vocabulary.json`; it alone captions a
-photograph. A *checkpoint* `checkpoints/step-N/` is a model folder with the trainer's state beside it. Files named
-`last` and `best` say which checkpoint they mean; they flip only after a checkpoint is complete.
+`checkpoints/step-N/` is a model folder with the trainer's state beside it: optimisers, the objective's own modules and
+buffers, and what the loop must remember. The files `last`, `best` and `kept` each name one of them. Loading never
+unpickles arbitrary objects (`weights_only`).
 """
 
 from __future__ import annotations
 
 import shutil
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 
-from tellapart import registry
 from tellapart.captioners.base import Captioner
-from tellapart.encoders.images import EncoderIdentity
+from tellapart.captioners.folder import write_model
 from tellapart.errors import RunError
-from tellapart.files import digest_of_file, new_folder, read_json, write_json, write_text
-from tellapart.text import Vocabulary
+from tellapart.files import new_folder, write_text
 
-FORMAT = 1
-
-
-def save_captioner(captioner: Captioner, folder: Path) -> None:
-    """Write a model folder's files into an existing folder."""
-    weights = {name: tensor.contiguous() for name, tensor in captioner.state_dict().items()}
-    save_file(weights, folder / "model.safetensors")
-    captioner.vocabulary.save(folder / "vocabulary.json")
-    description = {
-        "format": FORMAT,
-        "captioner": {"name": captioner.name, **captioner.settings.model_dump(mode="json")},
-        "encoder": asdict(captioner.encoder),
-    }
-    write_json(folder / "model.json", description)
-
-
-def load_captioner(folder: str | Path, overrides: dict[str, Any] | None = None) -> Captioner:
-    """A captioner from a model folder, a checkpoint or a run folder, in eval mode.
-
-    Args:
-        folder: where it is.
-        overrides: settings that differ from the saved ones and change no weight's shape, such as `dropout`.
-    """
-    folder = model_folder(Path(folder))
-    description = read_json(folder / "model.json", "model description")
-    if description.get("format") != FORMAT:
-        raise RunError(f"{folder}: model format {description.get('format')!r} is unknown; this version reads {FORMAT}")
-    section = dict(description["captioner"])
-    cls = registry.find("captioner", section.pop("name"))
-    vocabulary = Vocabulary.load(folder / "vocabulary.json")
-    try:
-        settings = cls.Settings(**{**section, **(overrides or {})})
-        captioner: Captioner = cls(settings, vocabulary, EncoderIdentity(**description["encoder"]))
-        captioner.load_state_dict(load_file(folder / "model.safetensors"))
-    except (SafetensorError, FileNotFoundError) as error:
-        raise RunError(f"{folder}: model.safetensors cannot be read ({error}); take another checkpoint") from None
-    except (RuntimeError, ValidationError) as error:
-        reason = " ".join(str(error).splitlines()[:2])
-        raise RunError(
-            f"{folder}: the weights do not fit these settings ({reason}); use the settings it was trained with"
-        ) from None
-    return captioner.eval()
-
-
-def model_folder(folder: Path) -> Path:
-    """The model folder meant by a model folder, a checkpoint or a run folder (its kept checkpoint)."""
-    if (folder / "model.json").exists():
-        return folder
-    for pointer in ("kept", "last"):
-        if (folder / "checkpoints" / pointer).exists():
-            return checkpoint_path(folder, pointer)
-    raise RunError(f"{folder}: no model is here; give a run folder or a model folder")
+POINTERS = ("last", "best", "kept")
 
 
 def checkpoint_path(run: Path, pointer: str) -> Path:
     return run / "checkpoints" / (run / "checkpoints" / pointer).read_text(encoding="utf-8").strip()
 
 
-def model_digest(folder: Path) -> str:
-    """Names a model's weights."""
-    return digest_of_file(model_folder(folder) / "model.safetensors")
+def has_checkpoint(run: Path) -> bool:
+    return (run / "checkpoints" / "last").exists()
 
 
-def save_checkpoint(run: Path, captioner: Captioner, step: int, trainer: dict[str, Any]) -> None:
-    """Write `checkpoints/step-N/`, then point `last` to it."""
-    name = f"step-{step}"
+def save_checkpoint(run: Path, name: str, captioner: Captioner, trainer: dict[str, Any]) -> None:
+    """Write `checkpoints/NAME/`: complete, or not there."""
     try:
         with new_folder(run / "checkpoints" / name) as folder:
-            save_captioner(captioner, folder)
+            write_model(captioner, folder)
             torch.save(trainer, folder / "trainer.pt")
-        point(run, "last", name)
-    except OSError as error:
+    # A full disk is an OSError to Python, a RuntimeError to torch and a SafetensorError to safetensors.
+    except (OSError, RuntimeError, SafetensorError) as error:
+        reason = str(error).splitlines()[0]
         raise RunError(
-            f"{run}: the checkpoint of step {step} could not be written ({error}); earlier ones are kept"
+            f"{run}: the checkpoint '{name}' could not be written ({reason}); earlier ones are kept: "
+            "make room or make the folder writable, then continue"
         ) from None
 
 
@@ -105,16 +49,24 @@ def point(run: Path, pointer: str, name: str) -> None:
     write_text(run / "checkpoints" / pointer, name + "\n")
 
 
-def remove_old_checkpoints(run: Path) -> None:
-    """Keep what `last`, `best` and `kept` point to."""
+def remove_old_checkpoints(run: Path, keep_last: int = 1) -> None:
+    """Keep the newest ones and what the pointers name; remove what a killed process left half-written."""
     folder = run / "checkpoints"
-    wanted = {checkpoint_path(run, p).name for p in ("last", "best", "kept") if (folder / p).exists()}
-    for old in folder.glob("step-*"):
-        if old.name not in wanted:
-            shutil.rmtree(old)
+    wanted = {checkpoint_path(run, pointer).name for pointer in POINTERS if (folder / pointer).exists()}
+    complete = [path for path in folder.glob("step-*") if path.suffix not in (".tmp", ".old")]
+    newest = sorted(complete, key=lambda path: int(path.name.removeprefix("step-")))[-keep_last:]
+    wanted |= {path.name for path in newest}
+    for path in folder.glob("step-*"):
+        if path.name not in wanted:
+            shutil.rmtree(path, ignore_errors=True)
+    for path in folder.glob(".*.tmp"):
+        path.unlink(missing_ok=True)
 
 
-def load_trainer_state(run: Path) -> dict[str, Any]:
-    """The trainer's state beside the last checkpoint; never unpickles arbitrary objects."""
-    state: dict[str, Any] = torch.load(checkpoint_path(run, "last") / "trainer.pt", weights_only=True)
+def load_trainer_state(checkpoint: Path) -> dict[str, Any]:
+    """The trainer's state beside a model; never unpickles arbitrary objects."""
+    try:
+        state: dict[str, Any] = torch.load(checkpoint / "trainer.pt", weights_only=True, map_location="cpu")
+    except Exception as error:  # torch raises many kinds for a file that is not what it should be
+        raise RunError(f"{checkpoint}/trainer.pt: cannot be read ({error}); remove this checkpoint") from None
     return state

@@ -1,31 +1,44 @@
-"""One loop for every objective: exact, interruptible, resumable.
+"""One loop for every objective: exact, interruptible, resumable, on one process or many.
 
-All randomness of a step is a function of (seed, step), so that k steps, a stop and a resume give bit for bit what an
-uninterrupted training gives. What is not known here: captions, contrast, pairs. The objective knows.
+All randomness of a step is a function of (seed, step, process), and everything that outlives a step is in the
+checkpoint, so that k steps, a stop and a resume give bit for bit what an uninterrupted training gives. Losses are sums
+divided by counts over all processes, so that two processes on half batches do what one does on the whole.
+
+What is not known here: captions, contrast, pairs. The objective knows.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import signal
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
+from lightning_fabric import Fabric
+from torch import nn
 
-from tellapart.captioners.base import Captioner
+from tellapart.captioners.folder import load_captioner
 from tellapart.data.batches import Batch, BatchSource
 from tellapart.engine import checkpoint
+from tellapart.engine.journal import Journal
+from tellapart.engine.processes import FabricProcesses, open_fabric
 from tellapart.engine.progress import ProgressLine
-from tellapart.errors import RunError
-from tellapart.files import read_jsonl, write_jsonl
-from tellapart.objectives.base import Objective, Progress, Total
+from tellapart.engine.schedule import learning_rate, make_optimiser
+from tellapart.errors import RecipeError, RunError
+from tellapart.files import write_json
+from tellapart.objectives.base import Epoch, Objective, Progress, Total
 from tellapart.recipe import TrainingSettings
+
+# What randomness is drawn for, beside the step's own.
+FOR_EPOCH, FOR_VALIDATION = 1, 2
+
+Measure = Callable[[], dict[str, float]]
 
 
 class Interrupted(RunError):
@@ -40,179 +53,484 @@ def train(
     seed: int,
     folder: Path,
     label: str,
+    fabric: Fabric | None = None,
+    measure: Measure | None = None,
 ) -> None:
-    """Train `objective.target` to the end of the schedule, continuing from the folder's last checkpoint if it has one.
+    """Train an objective to the end of its schedule, continuing from the folder's last checkpoint if it has one.
 
     Args:
         objective: what is minimised.
-        batches: the training split.
-        validation: the validation split.
+        batches: the training split, this process's share.
+        validation: the validation split, this process's share.
         settings: the recipe's `training` section.
         seed: all randomness is drawn from it and the step.
         folder: the run folder; gets `metrics.jsonl` and `checkpoints/`.
         label: what the progress line calls this training.
+        fabric: device, precision and processes; by default what `settings.precision` and the machine give.
+        measure: gives further validation figures, e.g. CIDEr of generated captions; called by the first process.
     """
-    steps = settings.steps or (settings.epochs or 0) * len(batches)
-    optimisers = {
-        phase: torch.optim.AdamW(
-            module.parameters(), lr=settings.learning_rate, betas=settings.betas, weight_decay=settings.weight_decay
-        )
-        for phase, module in objective.phases().items()
-    }
-    journal = Journal(folder / "metrics.jsonl")
-    done, seconds, best = _resume(objective.target, optimisers, folder, journal)
-    every = settings.validate_every or len(batches)
-    line = ProgressLine(label, " steps")
-    window: dict[str, Total] = {}
-    began = time.monotonic() - seconds
-
-    def save(step: int) -> None:
-        state = {
-            "optimisers": {phase: optimiser.state_dict() for phase, optimiser in optimisers.items()},
-            "step": step,
-            "seconds": time.monotonic() - began,
-            "best": best,
-        }
-        checkpoint.save_checkpoint(folder, objective.target, step, state)
-
+    trainer = Trainer(
+        objective, batches, validation, settings, seed, folder, fabric or open_fabric(settings.precision), measure
+    )
     with _finishing_the_step() as stop_asked:
-        for step in range(done, steps):
-            if step % len(batches) == 0:
-                objective.epoch_start(step // len(batches))
-            rate = learning_rate(settings, step, steps)
-            totals = _update(objective, optimisers, batches.at(step), Progress(step, steps), rate, settings, seed)
-            _add(window, totals)
-            done = step + 1
-            if done % settings.log_every == 0 or done == steps:
-                figures = _means(window)
-                window = {}
-                elapsed = round(time.monotonic() - began, 2)
-                journal.add({"step": done, "split": "train", **figures, "learning_rate": rate, "seconds": elapsed})
-                line.update(done, steps, {"loss": figures["loss"]})
-            if done % every == 0 or done == steps:
-                figures = validate(objective, validation, Progress(done, steps))
-                journal.add({"step": done, "split": "val", **figures})
-                improved = best is None or figures["loss"] < best
-                best = figures["loss"] if improved else best
-                save(done)
-                if improved:
-                    checkpoint.point(folder, "best", f"step-{done}")
-                checkpoint.remove_old_checkpoints(folder)
-            if stop_asked() and done < steps:
-                save(done)
-                raise Interrupted(f"{folder}: stopped after step {done} of {steps}; saved, the same command continues")
-    kept = checkpoint.checkpoint_path(folder, settings.keep).name
-    checkpoint.point(folder, "kept", kept)
-    checkpoint.remove_old_checkpoints(folder)
+        trainer.run(label, stop_asked)
 
 
-@torch.no_grad()
-def validate(objective: Objective, batches: BatchSource, progress: Progress) -> dict[str, float]:
-    """The objective's own figures over a whole split, in record order and eval mode."""
-    objective.eval()
-    totals: dict[str, Total] = {}
-    for batch in batches.epoch():
-        _add(totals, objective(batch.to(objective.target.device), progress))
-    objective.train()
-    return _means(totals)
+@dataclass
+class Phase:
+    """One phase of a step: its modules and optimiser as Fabric wrapped them, and what it may change."""
+
+    name: str
+    module: Any
+    optimiser: Any
+    plain_optimiser: torch.optim.Optimizer
+    parameters: list[nn.Parameter]
+    losses: dict[str, float]
 
 
-def learning_rate(settings: TrainingSettings, step: int, steps: int) -> float:
-    """The rate of a step: linear warm-up, then constant or a half cosine to zero."""
-    if step < settings.warmup_steps:
-        return settings.learning_rate * (step + 1) / settings.warmup_steps
-    if settings.schedule == "constant":
-        return settings.learning_rate
-    way = (step - settings.warmup_steps) / max(1, steps - settings.warmup_steps)
-    return settings.learning_rate * 0.5 * (1 + math.cos(math.pi * way))
+@dataclass
+class Memory:
+    """What the loop must remember from one session to the next."""
+
+    step: int = 0
+    seconds: float = 0.0
+    best: float | None = None
+    waited: int = 0  # validations since the best one
 
 
-def _update(
-    objective: Objective,
-    optimisers: dict[str, torch.optim.AdamW],
-    batch: Batch,
-    progress: Progress,
-    rate: float,
-    settings: TrainingSettings,
-    seed: int,
-) -> dict[str, Total]:
-    """One step through all phases; gives the totals of all of them, without gradients."""
-    objective.train()
-    torch.manual_seed(seed * 1_000_003 + progress.step)
-    batch = batch.to(objective.target.device)
-    everything: dict[str, Total] = {}
-    for phase, optimiser in optimisers.items():
-        totals = objective(batch, progress, phase)
-        loss = totals["loss"].sum / totals["loss"].count
-        if not torch.isfinite(loss):
-            raise RunError(
-                f"step {progress.step}: the loss is {loss.item()} on the images {', '.join(batch.ids)}; "
-                "lower training.learning_rate or training.clip_norm; the last checkpoint is kept"
-            )
-        optimiser.zero_grad(set_to_none=True)
-        loss.backward()
-        if settings.clip_norm is not None:
-            torch.nn.utils.clip_grad_norm_(objective.phases()[phase].parameters(), settings.clip_norm)
-        for group in optimiser.param_groups:
+class Trainer:
+    """A training under way. See `train` for the arguments."""
+
+    def __init__(
+        self,
+        objective: Objective,
+        batches: BatchSource,
+        validation: BatchSource,
+        settings: TrainingSettings,
+        seed: int,
+        folder: Path,
+        fabric: Fabric,
+        measure: Measure | None = None,
+    ) -> None:
+        self.objective = objective.to(fabric.device)
+        if objective.reference is not None:
+            objective.reference.model.to(fabric.device)
+        self.batches, self.validation = batches, validation
+        self.settings, self.seed, self.folder = settings, seed, folder
+        self.fabric, self.measure = fabric, measure
+        self.processes = FabricProcesses(fabric)
+        objective.join(self.processes)
+        self.steps = settings.steps or (settings.epochs or 0) * len(batches)
+        self.phases = self._make_phases()
+        self.memory = Memory()
+        self.window: dict[str, Total] = {}
+        self._saved = -1
+
+    # --- the loop ---------------------------------------------------------------------------------------------
+
+    def run(self, label: str, stop_asked: Callable[[], bool] = lambda: False) -> None:
+        """All steps that are left; leaves the `kept` pointer."""
+        self._resume()
+        self._check_monitor()
+        settings, memory, first = self.settings, self.memory, self.processes.rank == 0
+        journal = Journal(self.folder, memory.step) if first else None
+        line = ProgressLine(label, " steps") if first else None
+        every = settings.validate_every or len(self.batches)
+        began = time.monotonic() - memory.seconds
+        while memory.step < self.steps and not self._lost_patience():
+            if memory.step % len(self.batches) == 0:
+                self._epoch_start(memory.step // len(self.batches))
+            rate = learning_rate(settings, memory.step, self.steps, len(self.batches))
+            stop = self._step(memory.step, rate, stop_asked)
+            if self.processes.world == 1:  # with others, a wish that came too late to agree on waits for the next step
+                stop |= stop_asked()
+            memory.step += 1
+            memory.seconds = time.monotonic() - began
+            if memory.step % settings.log_every == 0 or memory.step == self.steps:
+                figures = self._close_window()
+                if journal and line:
+                    elapsed = {"learning_rate": rate, "seconds": round(memory.seconds, 2)}
+                    journal.add(memory.step, "train", {**figures, **elapsed})
+                    line.update(memory.step, self.steps, self._shown(figures))
+            if memory.step % every == 0 or memory.step == self.steps:
+                self._validate_and_save(journal)
+            if stop and memory.step < self.steps:
+                self._save()
+                raise Interrupted(
+                    f"{self.folder}: stopped after step {memory.step} of {self.steps} and saved; "
+                    f"to continue: tellapart train --resume {self.folder}"
+                )
+        for phase in self.phases:
+            _require_gradients(phase.parameters, True)
+        self._on_first(self._keep)
+
+    def _step(self, step: int, rate: float, stop_asked: Callable[[], bool]) -> bool:
+        """One step through all phases; tells whether any process was asked to stop."""
+        self.objective.train()
+        parts = [self.batches.at(step, part).to(self.fabric.device) for part in range(self.settings.accumulate)]
+        progress = Progress(step, self.steps)
+        stop = False
+        for number, phase in enumerate(self.phases):
+            for other in self.phases if len(self.phases) > 1 else ():
+                _require_gradients(other.parameters, other is phase)
+            own_rate = self.settings.phase_learning_rates.get(phase.name)
+            factor = 1.0 if own_rate is None else own_rate / self.settings.learning_rate
+            stop |= self._update(phase, number, parts, progress, rate * factor, stop_asked)
+        self.objective.after_step()
+        return stop
+
+    def _update(
+        self,
+        phase: Phase,
+        number: int,
+        parts: list[Batch],
+        progress: Progress,
+        rate: float,
+        stop_asked: Callable[[], bool],
+    ) -> bool:
+        """One optimiser step on the parts of a batch.
+
+        Each loss is divided by its count over all parts and processes. The count of later parts is not known when
+        the first goes backward: a likely one is used, and the gradient corrected at the end.
+        """
+        phase.optimiser.zero_grad(set_to_none=True)
+        likely: dict[str, float] = {}
+        counted = dict.fromkeys(phase.losses, 0.0)
+        stop = False
+        for part, batch in enumerate(parts):
+            batch.forget()
+            self._seed(progress.step, self.processes.rank, number, part)
+            last = part == len(parts) - 1
+            alone = self.processes.world == 1 or last
+            with nullcontext() if alone else self.fabric.no_backward_sync(phase.module):
+                totals = self._forward(phase, batch, progress)
+                counts, failed, asked = self._agree(phase, totals, stop_asked())
+                stop |= asked
+                if failed:
+                    self._fail(phase, totals, parts, progress)
+                likely = likely or {name: max(1.0, count * len(parts)) for name, count in counts.items()}
+                counted = {name: before + counts[name] for name, before in counted.items()}
+                # Gradients are averaged over processes, a sum over them is meant.
+                scale = {name: weight * self.processes.world / likely[name] for name, weight in phase.losses.items()}
+                loss = torch.stack([totals[name].sum * factor for name, factor in scale.items()]).sum()
+                self.fabric.backward(loss, model=phase.module)
+            self._note(phase, totals)
+        if not any(counted.values()):
+            return stop
+        if len(parts) > 1:
+            (name, count), *_ = counted.items()
+            gradients = [p.grad for p in phase.parameters if p.grad is not None]
+            torch._foreach_mul_(gradients, likely[name] / max(1.0, count))
+        norm = self._clip(phase)
+        if self.settings.precision != "fp16" and not torch.isfinite(norm):  # fp16's scaler deals with its overflows
+            self._fail(phase, {"gradient_norm": Total(norm, 1)}, parts, progress)
+        self._note(phase, {"gradient_norm": Total(norm, 1)})
+        for group in phase.plain_optimiser.param_groups:
             group["lr"] = rate
-        optimiser.step()
-        everything.update({name: Total(total.sum.detach(), total.count) for name, total in totals.items()})
-    objective.after_step()
-    return everything
+        phase.optimiser.step()
+        return stop
+
+    def _forward(self, phase: Phase, batch: Batch, progress: Progress) -> dict[str, Total]:
+        counts: dict[str, int] = {}
+
+        def compute() -> dict[str, torch.Tensor]:
+            totals = self.objective(batch, progress, phase.name)
+            counts.update({name: total.count for name, total in totals.items()})
+            sums = {name: total.sum for name, total in totals.items()}
+            if torch.is_grad_enabled() and not any(sums[name].requires_grad for name in phase.losses):
+                # An empty share takes part in the exchange of gradients all the same, with zeros.
+                name = next(iter(phase.losses))
+                sums[name] = sums[name] + 0 * phase.parameters[0].sum()
+            return sums
+
+        sums: dict[str, torch.Tensor] = phase.module(compute)
+        return {name: Total(value, counts[name]) for name, value in sums.items()}
+
+    def _agree(self, phase: Phase, totals: dict[str, Total], stop: bool) -> tuple[dict[str, float], bool, bool]:
+        """The counts of the losses over all processes; whether one failed; whether one was asked to stop."""
+        finite = torch.stack([totals[name].sum.detach() for name in phase.losses]).isfinite().all()
+        own = [*(float(totals[name].count) for name in phase.losses), float(not finite), float(stop)]
+        *counts, failed, stopped = self.processes.sum(own)
+        return dict(zip(phase.losses, counts, strict=True)), failed > 0, stopped > 0
+
+    def _clip(self, phase: Phase) -> torch.Tensor:
+        """Clip gradients to `clip_norm`; gives their norm before."""
+        if self.settings.clip_norm is None:
+            return torch.nn.utils.get_total_norm([p.grad for p in phase.parameters if p.grad is not None])
+        norm = self.fabric.clip_gradients(
+            phase.module, phase.optimiser, max_norm=self.settings.clip_norm, error_if_nonfinite=False
+        )
+        assert norm is not None
+        return norm
+
+    def _fail(self, phase: Phase, totals: dict[str, Total], parts: list[Batch], progress: Progress) -> None:
+        """Stop at a loss that is no number: the state is saved apart, the last checkpoint stays what it was."""
+        wrong = [self._name(phase, name) for name, total in totals.items() if not torch.isfinite(total.sum).all()]
+        told = self._everyones({"losses": wrong, "images": [id for batch in parts for id in batch.ids]})
+        wrong = sorted({name for one in told for name in one["losses"]})
+        images = [id for one in told for id in one["images"]]
+        place = f"failed-step-{progress.step}"
+        report = {"step": progress.step, "phase": phase.name, "not_finite": wrong, "images": images}
+        state = self._state()
+
+        def write() -> None:
+            checkpoint.save_checkpoint(self.folder, place, self.objective.target, state)
+            write_json(self.folder / "checkpoints" / place / "failure.json", report)
+
+        self._on_first(write)
+        raise RunError(
+            f"step {progress.step}: {', '.join(wrong)} is not a finite number, on the images {', '.join(images)}; "
+            f"the state is in {self.folder / 'checkpoints' / place}; "
+            "lower training.learning_rate or training.clip_norm and train again"
+        )
+
+    # --- validation -------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def validate(self) -> dict[str, float]:
+        """The objective's figures over the validation split, in record order and eval mode, and the measured ones."""
+        figures = self._figures(_sum_up(self._validation_totals()))
+        if self.measure is not None:
+            self.objective.eval()
+            figures |= self.fabric.broadcast(self.measure() if self.processes.rank == 0 else {})
+        self.objective.train()
+        return figures
+
+    def _validation_totals(self) -> Iterator[dict[str, Total]]:
+        progress = Progress(self.memory.step, self.steps)
+        self.objective.eval()
+        self._seed(FOR_VALIDATION, self.processes.rank)
+        for batch in self.validation.epoch():
+            here = batch.to(self.fabric.device)
+            for phase in self.phases:
+                here.forget()
+                totals = self._forward(phase, here, progress)
+                yield {self._name(phase, name): total for name, total in totals.items()}
+
+    def _validate_and_save(self, journal: Journal | None) -> None:
+        memory, settings = self.memory, self.settings
+        figures = self.validate()
+        if journal:
+            journal.add(memory.step, "val", figures)
+        figure = figures[settings.monitor]
+        sign = 1 if settings.monitor_best == "lowest" else -1
+        improved = memory.best is None or sign * figure < sign * memory.best
+        memory.best = figure if improved else memory.best
+        memory.waited = 0 if improved else memory.waited + 1
+        self.objective.target.history |= {"steps": memory.step, "measured": {"validation": figures}}
+        self._save()
+
+        def tidy() -> None:
+            if improved:
+                checkpoint.point(self.folder, "best", f"step-{memory.step}")
+            checkpoint.remove_old_checkpoints(self.folder, settings.keep_last)
+
+        self._on_first(tidy)
+
+    def _lost_patience(self) -> bool:
+        return self.settings.patience is not None and self.memory.waited >= self.settings.patience
+
+    @torch.no_grad()
+    def _check_monitor(self) -> None:
+        """A misspelt figure is told now, not after the first epoch."""
+        if self.settings.monitor == "loss" or self.memory.step > 0:
+            return
+        known = self._figures(_sum_up([next(iter(self._validation_totals()))]))
+        if self.measure is not None:
+            known |= self.fabric.broadcast(self.measure() if self.processes.rank == 0 else {})
+        if self.settings.monitor not in known:
+            raise RecipeError(
+                f"training.monitor: there is no validation figure '{self.settings.monitor}'; there are: "
+                f"{', '.join(known)} (caption metrics need training.validate_captions)"
+            )
+
+    # --- epochs, phases, figures ------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _epoch_start(self, epoch: int) -> None:
+        device = self.fabric.device
+        self.objective.eval()
+        self._seed(FOR_EPOCH, epoch)  # the same in all processes: what they compute from gathered data is equal
+        self.objective.epoch_start(Epoch(epoch, lambda: (batch.to(device) for batch in self.batches.epoch())))
+        self.objective.train()
+
+    def _make_phases(self) -> list[Phase]:
+        phases = []
+        modules = self.objective.phases()
+        unknown = set(self.settings.phase_learning_rates) - set(modules)
+        if unknown:
+            raise RecipeError(
+                f"training.phase_learning_rates: there is no phase '{min(unknown)}'; phases: {', '.join(modules)}"
+            )
+        for name, module in modules.items():
+            losses = self.objective.losses(name)
+            if self.settings.accumulate > 1 and len(losses) > 1:
+                # Each loss has a count of its own, known only at the end; one gradient cannot be corrected for two.
+                raise RecipeError(
+                    f"training.accumulate: the losses {', '.join(losses)} cannot be accumulated; set it to 1"
+                )
+            parameters = [p for p in module.parameters() if p.requires_grad]
+            optimiser = make_optimiser(self.settings, parameters)
+            wrapped, wrapped_optimiser = self.fabric.setup(_Compute(module), optimiser)
+            phases.append(Phase(name, wrapped, wrapped_optimiser, optimiser, parameters, losses))
+        return phases
+
+    def _seed(self, *what: int) -> None:
+        state = np.random.SeedSequence([self.seed, *what]).generate_state(1, np.uint64)
+        torch.manual_seed(int(state[0] >> np.uint64(1)))
+
+    def _name(self, phase: Phase, total: str) -> str:
+        return total if len(self.phases) == 1 else f"{phase.name}/{total}"
+
+    def _note(self, phase: Phase, totals: dict[str, Total]) -> None:
+        for name, total in totals.items():
+            key = self._name(phase, name)
+            self.window[key] = _plus(self.window.get(key), Total(total.sum.detach(), total.count))
+
+    def _figures(self, totals: dict[str, Total]) -> dict[str, float]:
+        """Means over all processes, and `loss`, the weighted sum of what is minimised."""
+        means = {name: total / max(1.0, count) for name, (total, count) in self._over_processes(totals).items()}
+        weights = {self._name(phase, name): w for phase in self.phases for name, w in phase.losses.items()}
+        return {"loss": sum(weight * means[name] for name, weight in weights.items()), **means}
+
+    def _over_processes(self, totals: dict[str, Total]) -> dict[str, tuple[float, float]]:
+        """Sums and counts over all processes."""
+        own = [float(value) for total in totals.values() for value in (total.sum, total.count)]
+        reduced = self.processes.sum(own)
+        return dict(zip(totals, zip(reduced[::2], reduced[1::2], strict=True), strict=True))
+
+    def _close_window(self) -> dict[str, float]:
+        figures = self._figures(self.window)
+        self.window = {}
+        return figures
+
+    def _shown(self, figures: dict[str, float]) -> dict[str, float]:
+        """For the progress line: the loss, and its terms where there are several."""
+        names = [self._name(phase, name) for phase in self.phases for name in phase.losses]
+        return {name: figures[name] for name in ["loss", *names]}
+
+    # --- saving and resuming ----------------------------------------------------------------------------------
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            **vars(self.memory),
+            "window": {name: [total, int(count)] for name, (total, count) in self._over_processes(self.window).items()},
+            "objective": {name: value.detach() for name, value in _beside_the_target(self.objective).items()},
+            "optimisers": {phase.name: phase.plain_optimiser.state_dict() for phase in self.phases},
+            "precision": self.fabric.strategy.precision.state_dict(),
+        }
+
+    def _save(self) -> None:
+        """Write the checkpoint of this step and point `last` to it."""
+        if self._saved == self.memory.step:
+            return
+        state, name = self._state(), f"step-{self.memory.step}"
+
+        def write() -> None:
+            checkpoint.save_checkpoint(self.folder, name, self.objective.target, state)
+            checkpoint.point(self.folder, "last", name)
+
+        self._on_first(write)
+        self._saved = self.memory.step
+
+    def _keep(self) -> None:
+        checkpoint.point(self.folder, "kept", checkpoint.checkpoint_path(self.folder, self.settings.keep).name)
+        checkpoint.remove_old_checkpoints(self.folder, self.settings.keep_last)
+
+    def _resume(self) -> None:
+        """Take up the last checkpoint, if there is one."""
+        if not self.fabric.broadcast(checkpoint.has_checkpoint(self.folder)):
+            return
+        path = checkpoint.checkpoint_path(self.folder, "last")
+        state = checkpoint.load_trainer_state(path)
+        saved = load_captioner(path)
+        self.objective.target.load_state_dict(saved.state_dict())
+        self.objective.target.history = saved.history
+        own = _beside_the_target(self.objective)
+        with torch.no_grad():
+            for name, value in state["objective"].items():
+                own[name].copy_(value)
+        for phase in self.phases:
+            phase.plain_optimiser.load_state_dict(state["optimisers"][phase.name])
+        self.fabric.strategy.precision.load_state_dict(state["precision"])
+        self.memory = Memory(**{key: state[key] for key in vars(Memory())})
+        if self.processes.rank == 0:
+            self.window = {name: Total(torch.tensor(s), c) for name, (s, c) in state["window"].items()}
+        self._saved = self.memory.step
+
+    def _on_first(self, work: Callable[[], None]) -> None:
+        """Let the first process write; when it fails, all stop."""
+        failure = None
+        if self.processes.rank == 0:
+            try:
+                work()
+            except (RunError, OSError) as error:
+                failure = str(error)
+        failure = self.fabric.broadcast(failure)
+        if failure is not None:
+            raise RunError(failure)
+
+    def _everyones(self, value: Any) -> list[Any]:
+        """A small plain value of each process."""
+        if self.processes.world == 1:
+            return [value]
+        values: list[Any] = [None] * self.processes.world
+        torch.distributed.all_gather_object(values, value)
+        return values
 
 
-def _add(window: dict[str, Total], totals: dict[str, Total]) -> None:
-    for name, total in totals.items():
-        before = window.get(name)
-        window[name] = total if before is None else Total(before.sum + total.sum, before.count + total.count)
+class _Compute(nn.Module):
+    """What gradient exchange and precision are wrapped around: one phase's modules, and whatever forward it is given.
+
+    The forward is a function, so that Fabric does not look for tensors to convert in batches and totals.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, compute: Callable[[], dict[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        return compute()
 
 
-def _means(window: dict[str, Total]) -> dict[str, float]:
-    return {name: float(total.sum) / max(1, total.count) for name, total in window.items()}
+def _beside_the_target(objective: Objective) -> dict[str, torch.Tensor]:
+    """The objective's own parameters and persistent buffers: what the model folder does not hold."""
+    in_target = {id(value) for value in objective.target.state_dict(keep_vars=True).values()}
+    whole = objective.state_dict(keep_vars=True)
+    return {name: value for name, value in whole.items() if id(value) not in in_target}
 
 
-def _resume(
-    target: Captioner, optimisers: dict[str, torch.optim.AdamW], folder: Path, journal: Journal
-) -> tuple[int, float, float | None]:
-    """Load the last checkpoint, if there is one: steps done, seconds spent, best validation loss."""
-    if not (folder / "checkpoints" / "last").exists():
-        journal.forget_after(0)
-        return 0, 0.0, None
-    state = checkpoint.load_trainer_state(folder)
-    saved = checkpoint.load_captioner(checkpoint.checkpoint_path(folder, "last"))
-    target.load_state_dict(saved.state_dict())
-    for phase, optimiser in optimisers.items():
-        optimiser.load_state_dict(state["optimisers"][phase])
-    journal.forget_after(state["step"])
-    return state["step"], state["seconds"], state["best"]
+def _require_gradients(parameters: list[nn.Parameter], wanted: bool) -> None:
+    for parameter in parameters:
+        parameter.requires_grad_(wanted)
 
 
-class Journal:
-    """`metrics.jsonl`: one line per logged step, always."""
+def _plus(before: Total | None, total: Total) -> Total:
+    return total if before is None else Total(before.sum + total.sum, before.count + total.count)
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
 
-    def add(self, row: dict[str, Any]) -> None:
-        with open(self.path, "a", encoding="utf-8") as handle:
-            handle.write(json.dumps(row) + "\n")
-
-    def forget_after(self, step: int) -> None:
-        """Drop lines a resumed training will write again."""
-        if self.path.exists():
-            write_jsonl(self.path, [row for row in read_jsonl(self.path) if row["step"] <= step])
+def _sum_up(batches: Any) -> dict[str, Total]:
+    totals: dict[str, Total] = {}
+    for batch in batches:
+        for name, total in batch.items():
+            totals[name] = _plus(totals.get(name), total)
+    return totals
 
 
 @contextmanager
-def _finishing_the_step() -> Iterator[Any]:
-    """Turn Ctrl-C and a polite kill into a question asked after each step; a second Ctrl-C stops at once."""
-    asked = False
+def _finishing_the_step() -> Iterator[Callable[[], bool]]:
+    """Turn Ctrl-C and a polite kill into a question asked after each step; a second Ctrl-C stops at once.
+
+    `torchrun` passes a Ctrl-C on to processes that the terminal has told already: what follows within a second is the
+    same one.
+    """
+    first: float | None = None
 
     def ask(number: int, frame: FrameType | None) -> None:
-        nonlocal asked
-        if asked:
+        nonlocal first
+        if first is not None and time.monotonic() - first > 1.0:
             raise KeyboardInterrupt
-        asked = True
+        first = first or time.monotonic()
 
     before = {}
     try:
@@ -221,7 +539,7 @@ def _finishing_the_step() -> Iterator[Any]:
     except ValueError:  # signals can be handled in the main thread only
         pass
     try:
-        yield lambda: asked
+        yield lambda: first is not None
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

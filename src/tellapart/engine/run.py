@@ -8,22 +8,30 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
+from lightning_fabric import Fabric
 
 from tellapart.captioners.base import Captioner
+from tellapart.captioners.folder import load_captioner, model_digest
 from tellapart.data.batches import BatchSource
 from tellapart.data.prepare import OnProgress, Prepared, prepare
+from tellapart.encoders.images import accelerator
 from tellapart.engine import loop
-from tellapart.engine.checkpoint import load_captioner, model_digest
+from tellapart.engine.processes import open_fabric
 from tellapart.engine.progress import ProgressLine
+from tellapart.engine.validation import measure_captions
 from tellapart.errors import DataError, RunError
 from tellapart.files import digest_of, read_json, write_json, write_text
 from tellapart.objectives.base import Objective
 from tellapart.recipe import Recipe, Upstream
 from tellapart.text import SPECIALS, Vocabulary
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -35,20 +43,15 @@ class Run:
 
     def captioner(self) -> Captioner:
         """The kept checkpoint's model, in eval mode on the best device."""
-        return load_captioner(self.folder).to(best_device())
-
-
-def best_device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return load_captioner(self.folder).to(accelerator() or "cpu")
 
 
 def open_run(folder: str | Path) -> Run:
     """A finished run folder as `run_recipe` leaves it."""
     folder = Path(folder)
-    if not (folder / "recipe.yaml").exists():
-        raise RunError(f"{folder}: this is no run folder (recipe.yaml is missing); 'tellapart train' makes one")
+    _check_run_folder(folder)
     if not read_json(folder / "run.json", "run state")["finished"]:
-        raise RunError(f"{folder}: this training is not finished; the command that began it continues it")
+        raise RunError(f"{folder}: this training is not finished; continue it: tellapart train --resume {folder}")
     return Run(folder, Recipe.load(folder / "recipe.yaml"))
 
 
@@ -67,6 +70,22 @@ def train(recipe: str | Path, *overrides: str, runs: str | Path = "runs", out: s
     return run_recipe(Recipe.load(Path(recipe), overrides), Path(runs), None if out is None else Path(out))
 
 
+def resume(folder: str | Path) -> Run:
+    """Continue the training in a run folder; a finished one is left as it is.
+
+    Example:
+        >>> run = resume("runs/scenes-cl-1a2b3c4d")   # doctest: +SKIP
+    """
+    folder = Path(folder)
+    _check_run_folder(folder)
+    return run_recipe(Recipe.load(folder / "recipe.yaml"), folder.parent, folder)
+
+
+def _check_run_folder(folder: Path) -> None:
+    if not (folder / "recipe.yaml").exists():
+        raise RunError(f"{folder}: this is no run folder (recipe.yaml is missing); 'tellapart train' makes one")
+
+
 def run_recipe(
     recipe: Recipe,
     runs: Path = Path("runs"),
@@ -81,7 +100,9 @@ def run_recipe(
         out: a folder of your choice instead.
         on_progress: for rendering and encoding; by default lines on the standard error stream.
     """
-    prepared = prepare(recipe.data, on_progress or show_progress())
+    fabric = open_fabric(recipe.training.precision)
+    first = fabric.global_rank == 0
+    prepared = _first_alone(fabric, lambda: prepare(recipe.data, on_progress or show_progress() if first else None))
     upstreams = {
         role: _upstream(upstream, recipe, runs, on_progress)
         for role in ("start", "reference")
@@ -95,6 +116,7 @@ def run_recipe(
     key = digest_of(described)
     folder = out or runs / f"{recipe.name}-{key[:8]}"
     state_path = folder / "run.json"
+    fabric.barrier()  # nobody writes before all have looked
     if state_path.exists():
         state = read_json(state_path, "run state")
         if state["key"] != key:
@@ -107,16 +129,41 @@ def run_recipe(
             return Run(folder, recipe)
     elif folder.is_dir() and any(folder.iterdir()):
         raise RunError(f"{folder}: this folder holds something else than a run; choose an empty or a new one")
-    objective, sources = _build(recipe, prepared, upstreams)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / "recipe.yaml", _portable(recipe, upstreams, folder).to_yaml())
+    objective, sources = _build(recipe, prepared, upstreams, fabric)
+    fabric.barrier()
     state = {"key": key, "made_from": described, "finished": False}
-    write_json(state_path, state)
+    if first:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / "recipe.yaml", _portable(recipe, upstreams, folder).to_yaml())
+        write_json(state_path, state)
     began = time.monotonic()
-    label = f"training {recipe.name}"
-    loop.train(objective, sources["train"], sources["val"], recipe.training, recipe.seed, folder, label)
-    write_json(state_path, {**state, "finished": True, "seconds_of_last_session": round(time.monotonic() - began, 1)})
+    training, images = recipe.training, recipe.training.validate_captions
+    loop.train(
+        objective,
+        sources["train"],
+        sources["val"],
+        training,
+        recipe.seed,
+        folder,
+        f"training {recipe.name}",
+        fabric,
+        (lambda: measure_captions(objective.target, prepared, images, recipe.decoding)) if images else None,
+    )
+    if first:
+        seconds = round(time.monotonic() - began, 1)
+        write_json(state_path, {**state, "finished": True, "seconds_of_last_session": seconds})
+    fabric.barrier()
     return Run(folder, recipe)
+
+
+def _first_alone(fabric: Fabric, work: Callable[[], T]) -> T:
+    """The first process works, then the others find what it made."""
+    if fabric.global_rank == 0:
+        made = work()
+        fabric.barrier()
+        return made
+    fabric.barrier()
+    return work()
 
 
 def _upstream(upstream: Upstream, recipe: Recipe, runs: Path, on_progress: OnProgress | None) -> Run:
@@ -133,7 +180,9 @@ def _portable(recipe: Recipe, upstreams: dict[str, Run], folder: Path) -> Recipe
     return recipe.model_copy(update={role: Upstream.model_validate({"from": path}) for role, path in named.items()})
 
 
-def _build(recipe: Recipe, prepared: Prepared, upstreams: dict[str, Run]) -> tuple[Objective, dict[str, BatchSource]]:
+def _build(
+    recipe: Recipe, prepared: Prepared, upstreams: dict[str, Run], fabric: Fabric
+) -> tuple[Objective, dict[str, BatchSource]]:
     """The objective with its models, and the batches of both splits; what cannot be built leaves no folder behind."""
     torch.manual_seed(recipe.seed)
     captioner_class, captioner_settings = recipe.component("captioner")
@@ -147,12 +196,15 @@ def _build(recipe: Recipe, prepared: Prepared, upstreams: dict[str, Run]) -> tup
             raise DataError(f"no word occurs {data.min_count} times in the training captions; lower data.min_count")
         target = captioner_class(captioner_settings, vocabulary, prepared.store.encoder)
     prepared.store.check(prepared.dataset, target.encoder)
+    target.history = {
+        "recipe": recipe.name,
+        "objective": recipe.objective["name"],
+        "trained_on": f"{prepared.dataset.name} ({prepared.dataset.digest[:8]})",
+        "seed": recipe.seed,
+    }
     reference = load_captioner(upstreams["reference"].folder) if "reference" in upstreams else None
-    device = best_device()
     objective_class, objective_settings = recipe.component("objective")
-    objective: Objective = objective_class(
-        objective_settings, target.to(device), None if reference is None else reference.to(device)
-    )
+    objective: Objective = objective_class(objective_settings, target, reference)
     needs = objective_class.needs(objective_settings)
     sources = {
         split: BatchSource(
@@ -166,6 +218,9 @@ def _build(recipe: Recipe, prepared: Prepared, upstreams: dict[str, Run]) -> tup
             recipe.negatives if split == "train" else None,
             recipe.training.bucket_batches,
             recipe.seed,
+            fabric.global_rank,
+            fabric.world_size,
+            recipe.training.accumulate if split == "train" else 1,
         )
         for split in ("train", "val")
     }

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from tellapart.captioners.folder import model_digest
 from tellapart.data.prepare import Prepared, prepare
 from tellapart.data.records import Record
-from tellapart.engine.checkpoint import model_digest
 from tellapart.engine.run import Run
 from tellapart.errors import RunError
 from tellapart.evaluation.evaluate import Evaluation, evaluate_run, rank_captions, retrieval_figures

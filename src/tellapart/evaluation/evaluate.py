@@ -11,12 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
+from tellapart.captioners.folder import add_measured, model_digest
 from tellapart.data.prepare import Prepared, open_dataset, prepare
 from tellapart.data.records import Record
-from tellapart.decoding.search import Caption, beam_search
-from tellapart.engine.checkpoint import model_digest
+from tellapart.decoding.search import Caption, decode_rows
 from tellapart.engine.progress import ProgressLine
 from tellapart.engine.run import Run
 from tellapart.errors import DataError
@@ -24,8 +23,6 @@ from tellapart.evaluation.self_retrieval import SelfRetrieval, self_retrieval
 from tellapart.files import digest_of, read_json, read_jsonl, write_json, write_jsonl
 from tellapart.metrics import Scores, evaluate, summarize_ranks
 from tellapart.recipe import DataSettings
-
-DECODING_BLOCK = 64
 
 
 @dataclass(frozen=True)
@@ -93,6 +90,7 @@ def evaluate_run(run: Run, split: str = "test", retrieval_images: int | None = N
         row.update(rank=rank, retrieved=[judged[position].id for position in first])
     corpus = {**scores.corpus, **retrieval_figures(found_images.ranks, found_images.images)}
     write_jsonl(run.folder / "per_image.jsonl", rows)
+    add_measured(run.folder, split, corpus)
     write_json(scores_path, {"made_from": made_from, "split": split, "images": len(records), "corpus": corpus})
     return Evaluation(corpus, rows)
 
@@ -119,13 +117,8 @@ def caption_records(run: Run, prepared: Prepared, records: list[Record]) -> list
     captioner = run.captioner()
     prepared.store.check(prepared.dataset, captioner.encoder)
     line = ProgressLine(f"captioning {run.recipe.name}", " images")
-    captions: list[Caption] = []
-    for start in range(0, len(records), DECODING_BLOCK):
-        rows = [prepared.dataset.row(record.id) for record in records[start : start + DECODING_BLOCK]]
-        features = torch.from_numpy(prepared.store.grid(rows)).to(captioner.device)
-        captions += beam_search(captioner, features, run.recipe.decoding)
-        line.update(len(captions), len(records))
-    return captions
+    rows = [prepared.dataset.row(record.id) for record in records]
+    return decode_rows(captioner, prepared.store, rows, run.recipe.decoding, line.update)
 
 
 def rank_captions(

@@ -2,12 +2,16 @@
 
 An objective is a module that holds what is trained and, in a `Frozen` holder, what is not. Its `forward` gives named
 (sum, count) totals; the loop divides after reducing over processes, so that two processes on half batches equal one
-on the whole. The total named `loss` is minimised, the others are logged.
+on the whole. The totals named in `losses` are minimised, the others are logged.
+
+What outlives a step (banks, pointers, momentum encoders, cluster centres) is a registered module or persistent
+buffer: it is saved with the checkpoint and resumes bit for bit.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar
 
@@ -49,6 +53,38 @@ class Progress:
         return self.step / max(1, self.steps)
 
 
+@dataclass(frozen=True)
+class Epoch:
+    """What an objective is given before an epoch begins.
+
+    Attributes:
+        number: from 0.
+        batches: one pass over the training split in record order, on the device; each process sees its share.
+    """
+
+    number: int
+    batches: Callable[[], Iterator[Batch]]
+
+
+class Processes:
+    """The processes that train together, as an objective sees them. This one is alone; the loop gives the real ones."""
+
+    rank = 0
+    world = 1
+
+    def gather(self, tensor: torch.Tensor, gradient: bool = False) -> torch.Tensor:
+        """Everyone's rows in the order of the whole batch; processes may have unequal numbers of rows.
+
+        Every process must call this equally often, with an empty tensor if it has no rows.
+
+        Args:
+            tensor: `[rows, ...]`.
+            gradient: let gradients flow back to the process a row came from, for losses over the whole batch;
+                without it the result is detached.
+        """
+        return tensor if gradient else tensor.detach()
+
+
 class Frozen(Generic[Model]):
     """Holds a model that is never trained: eval mode, no gradient, and no part of the objective's own modules.
 
@@ -66,6 +102,9 @@ class Objective(nn.Module, ABC):
         settings: the objective's own settings (an instance of `Settings`).
         target: the captioner that is trained.
         reference: the frozen captioner it is compared with, where `needs.reference`.
+
+    Attributes:
+        processes: who trains together; `gather` what a loss or a bank must see of the whole batch.
     """
 
     name: ClassVar[str]
@@ -76,6 +115,7 @@ class Objective(nn.Module, ABC):
         self.settings = settings
         self.target = target
         self.reference = None if reference is None else Frozen(reference)
+        self.processes = Processes()
 
     @classmethod
     def needs(cls, settings: BaseModel) -> Needs:
@@ -84,26 +124,41 @@ class Objective(nn.Module, ABC):
 
     def phases(self) -> dict[str, nn.Module]:
         """Which modules each phase of a step updates, each with an optimiser of its own; one phase by default."""
-        return {"train": self.target}
+        return {"train": self}
+
+    def losses(self, phase: str = "train") -> dict[str, float]:
+        """The totals a phase minimises, with their weights: Σ weight · sum / count."""
+        return {"loss": 1.0}
 
     @abstractmethod
     def forward(self, batch: Batch, progress: Progress, phase: str = "train") -> dict[str, Total]:
-        """Totals of one batch; `loss` is minimised."""
+        """Totals of one batch, under the same names each time; the batch may be an empty share of a ragged one."""
 
-    def epoch_start(self, epoch: int) -> None:
+    def join(self, processes: Processes) -> None:
+        """Called once before a training, with the processes that train together."""
+        self.processes = processes
+
+    def epoch_start(self, epoch: Epoch) -> None:
         """Called before each epoch, e.g. for clustering."""
 
     def after_step(self) -> None:
-        """Called after each update, e.g. for momentum encoders and banks."""
+        """Called after each update, e.g. for momentum encoders and banks; an accumulated step has several forwards."""
 
 
 def pair_log_prob(captioner: Captioner, batch: Batch, *kinds: Kind) -> torch.Tensor:
-    """ln p(caption | image) of the batch's pairs of these kinds; computed once per step and captioner."""
+    """ln p(caption | image) of the batch's pairs of these kinds.
 
-    def compute() -> torch.Tensor:
-        rows = batch.pairs.of(*kinds)
-        captions = [batch.captions[row] for row in batch.pairs.caption_row[rows].tolist()]
-        memory = captioner.encode(batch.features[captioner.encoder.name])
-        return captioner.log_prob(memory, captioner.tokenize(captions), batch.pairs.image_row[rows])
+    All pairs are scored once per step and captioner, whatever kinds are asked for first: composed objectives share
+    the pass.
+    """
+    rows = batch.pairs.of(*kinds)
+    scores = batch.once(("pair_log_prob", id(captioner)), lambda: _all_pairs(captioner, batch))
+    return scores if len(rows) == len(scores) else scores[rows]
 
-    return batch.once(("pair_log_prob", id(captioner), kinds), compute)
+
+def _all_pairs(captioner: Captioner, batch: Batch) -> torch.Tensor:
+    if not len(batch.pairs):
+        return torch.zeros(0, device=captioner.device)
+    captions = [batch.captions[row] for row in batch.pairs.caption_row.tolist()]
+    memory = captioner.encode(batch.features[captioner.encoder.name])
+    return captioner.log_prob(memory, captioner.tokenize(captions), batch.pairs.image_row)

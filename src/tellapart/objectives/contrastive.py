@@ -124,18 +124,22 @@ class Contrastive(Objective):
     def forward(self, batch: Batch, progress: Progress, phase: str = "train") -> dict[str, Total]:
         assert self.reference is not None
         count = len(batch.pairs.of(Kind.POSITIVE))
-        target = pair_log_prob(self.target, batch, Kind.POSITIVE, Kind.NEGATIVE)
+        target = self._scores(self.target, batch, count)
         with torch.no_grad():
-            reference = pair_log_prob(self.reference.model, batch, Kind.POSITIVE, Kind.NEGATIVE)
-        grouped = (count, self.settings.negatives)
-        scores = (target[:count], reference[:count], target[count:].view(grouped), reference[count:].view(grouped))
-        first, second = contrastive_terms(*scores, nu=self.settings.nu)
+            reference = self._scores(self.reference.model, batch, count)
+        first, second = contrastive_terms(target[0], reference[0], target[1], reference[1], nu=self.settings.nu)
         loss = self.settings.positive * first.sum() + self.settings.negative * second.sum()
-        ratio = (target - reference).detach()
-        positive, negative = ratio[:count], ratio[count:].view(grouped)
+        positive, negative = ((one - other).detach() for one, other in zip(target, reference, strict=True))
         return {
             "loss": Total(loss, count),
             "log_ratio_positive": Total(positive.sum(), count),
             "log_ratio_negative": Total(negative.mean(dim=1).sum(), count),
             "told_apart": Total((negative < positive[:, None]).float().mean(dim=1).sum(), count),
         }
+
+    def _scores(self, captioner: Captioner, batch: Batch, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """ln p of the true pairs `[P]` and of their negatives `[P, K]`; a batch made for other parts may hold more."""
+        positive = pair_log_prob(captioner, batch, Kind.POSITIVE)
+        negative = pair_log_prob(captioner, batch, Kind.NEGATIVE)
+        drawn = len(negative) // max(1, count)
+        return positive, negative.view(count, drawn)[:, : self.settings.negatives]

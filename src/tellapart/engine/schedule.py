@@ -1,0 +1,48 @@
+"""Optimisers and learning rates, as functions of the recipe and the step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import torch
+from torch import nn
+
+from tellapart.recipe import TrainingSettings
+
+
+def make_optimiser(settings: TrainingSettings, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """Adam (weight decay added to the gradient) or AdamW (apart from it, as Loshchilov and Hutter)."""
+    kinds: dict[str, type[torch.optim.Adam]] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
+    kind = kinds[settings.optimiser]
+    return kind(
+        parameters,
+        lr=settings.learning_rate,
+        betas=settings.betas,
+        eps=settings.epsilon,
+        weight_decay=settings.weight_decay,
+    )
+
+
+def learning_rate(settings: TrainingSettings, step: int, steps: int, steps_in_epoch: int) -> float:
+    """The rate of a step: linear warm-up; then constant, cut by a factor every few epochs, or a half cosine to zero.
+
+    Args:
+        settings: the recipe's `training` section.
+        step: from 0.
+        steps: of the whole training.
+        steps_in_epoch: for the `step` schedule.
+
+    Example:
+        >>> halved = TrainingSettings(epochs=9, learning_rate=0.8, schedule="step", decay_epochs=3, decay_factor=0.5)
+        >>> [learning_rate(halved, epoch * 10, 90, 10) for epoch in (0, 2, 3, 6)]
+        [0.8, 0.8, 0.4, 0.2]
+    """
+    if step < settings.warmup_steps:
+        return settings.learning_rate * (step + 1) / settings.warmup_steps
+    if settings.schedule == "constant":
+        return settings.learning_rate
+    if settings.schedule == "step":
+        return settings.learning_rate * settings.decay_factor ** (step // (settings.decay_epochs * steps_in_epoch))
+    way = (step - settings.warmup_steps) / max(1, steps - settings.warmup_steps)
+    return settings.learning_rate * 0.5 * (1 + math.cos(math.pi * way))

@@ -1,0 +1,118 @@
+"""Several objectives at once, each with its weight."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+from torch import nn
+
+from tellapart import registry
+from tellapart.captioners.base import Captioner
+from tellapart.data.batches import Batch
+from tellapart.errors import RecipeError
+from tellapart.objectives.base import Epoch, Needs, Objective, Processes, Progress, Total
+
+
+class ComposedSettings(BaseModel):
+    """Settings of `Composed`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    parts: dict[str, dict[str, Any]] = Field(
+        min_length=1, description="objective's name -> its weight (default 1) and its own settings"
+    )
+
+    @field_validator("parts")
+    @classmethod
+    def _known(cls, parts: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        resolved = {}
+        for name, section in parts.items():
+            try:
+                part = registry.find("objective", name)
+            except RecipeError as error:
+                raise ValueError(str(error)) from None
+            weight = section.get("weight", 1.0)
+            if isinstance(weight, bool) or not isinstance(weight, int | float):
+                raise ValueError(f"{name}.weight is no number: {weight!r}")
+            settings = part.Settings(**{key: value for key, value in section.items() if key != "weight"})
+            resolved[name] = {"weight": float(weight), **settings.model_dump(mode="json")}
+        return resolved
+
+
+class Composed(Objective):
+    """A weighted sum of objectives over one target.
+
+    ::
+
+        L = Σ_i weight_i · L_i
+
+    Each L_i is divided by its own count (tokens, pairs, …) over all processes. The parts share the target's forward
+    pass through the batch's memo (`pair_log_prob`). A part's totals are logged as `part/total`.
+
+    Args:
+        settings: see `ComposedSettings`.
+        target: the captioner that is trained.
+        reference: the frozen captioner, given to the parts that need it.
+
+    Example:
+        >>> chosen = ComposedSettings(parts={"likelihood": {}, "contrastive": {"weight": 0.5, "negatives": 3}})
+        >>> Composed.needs(chosen)
+        Needs(reference=True, negatives=3)
+    """
+
+    name = "composed"
+    Settings = ComposedSettings
+    settings: ComposedSettings
+
+    def __init__(self, settings: ComposedSettings, target: Captioner, reference: Captioner | None = None) -> None:
+        super().__init__(settings, target, reference)
+        parts = {}
+        for name, section in settings.parts.items():
+            part, part_settings = _part(name, section)
+            needed = reference if part.needs(part_settings).reference else None
+            parts[name] = part(part_settings, target, needed)
+            if set(parts[name].phases()) != {"train"}:
+                raise RecipeError(
+                    f"objective.parts.{name}: has phases of its own and cannot be composed; train it alone"
+                )
+        self.parts = nn.ModuleDict(parts)
+
+    @classmethod
+    def needs(cls, settings: BaseModel) -> Needs:
+        assert isinstance(settings, ComposedSettings)
+        needs = [part.needs(chosen) for part, chosen in (_part(*item) for item in settings.parts.items())]
+        return Needs(any(need.reference for need in needs), max(need.negatives for need in needs))
+
+    def losses(self, phase: str = "train") -> dict[str, float]:
+        return {
+            f"{name}/{total}": self.settings.parts[name]["weight"] * weight
+            for name, part in self._parts()
+            for total, weight in part.losses().items()
+        }
+
+    def forward(self, batch: Batch, progress: Progress, phase: str = "train") -> dict[str, Total]:
+        return {
+            f"{name}/{total}": value for name, part in self._parts() for total, value in part(batch, progress).items()
+        }
+
+    def epoch_start(self, epoch: Epoch) -> None:
+        for _, part in self._parts():
+            part.epoch_start(epoch)
+
+    def after_step(self) -> None:
+        for _, part in self._parts():
+            part.after_step()
+
+    def join(self, processes: Processes) -> None:
+        super().join(processes)
+        for _, part in self._parts():
+            part.join(processes)
+
+    def _parts(self) -> list[tuple[str, Objective]]:
+        return [(name, part) for name, part in self.parts.items() if isinstance(part, Objective)]
+
+
+def _part(name: str, section: dict[str, Any]) -> tuple[type[Objective], BaseModel]:
+    part: type[Objective] = registry.find("objective", name)
+    return part, part.Settings(**{key: value for key, value in section.items() if key != "weight"})

@@ -1,0 +1,113 @@
+"""Every shape of objective, with one and with two processes: resuming is bit-equal, and two processes do what one does.
+
+The trainings run in two commands (`support/shapes_worker.py`), one plain and one by `torchrun` over gloo.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from support.stand_ins import SHAPES
+from tellapart.captioners.folder import load_captioner
+from tellapart.engine.checkpoint import checkpoint_path, load_trainer_state
+
+TESTS = Path(__file__).parents[1]
+WORKERS = {
+    1: [sys.executable, "-m"],
+    2: [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"],
+}
+
+
+def run_worker(processes: int, module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path]), "OMP_NUM_THREADS": "1"}
+    command = [*WORKERS[processes], module, *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    folders = {}
+    for processes in (1, 2):
+        folders[processes] = tmp_path_factory.mktemp(f"processes-{processes}")
+        done = run_worker(processes, "support.shapes_worker", str(folders[processes]))
+        assert done.returncode == 0, done.stderr[-4000:]
+    return folders
+
+
+def assert_equal(one: Any, other: Any, where: str = "") -> None:
+    """Bit-equal, all the way down."""
+    assert type(one) is type(other), where
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other), where
+    elif isinstance(one, dict):
+        assert list(one) == list(other), where
+        for key in one:
+            assert_equal(one[key], other[key], f"{where}/{key}")
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other), where
+        for position, pair in enumerate(zip(one, other, strict=True)):
+            assert_equal(*pair, f"{where}/{position}")
+    else:
+        assert one == other, where
+
+
+def rows_of(run: Path) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").open()]
+    for row in rows:
+        row["split"] = float(row["split"] == "val")
+        row.pop("seconds", None)
+    return rows
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_stopping_and_resuming_is_bit_equal(trained: dict[int, Path], shape: str, processes: int) -> None:
+    """Weights, optimisers, banks, centres and what the loop remembers; the worker compares the random state."""
+    straight, resumed = (trained[processes] / shape / name for name in ("straight", "resumed"))
+    assert_equal(load_captioner(straight).state_dict(), load_captioner(resumed).state_dict())
+    states = [load_trainer_state(checkpoint_path(run, "last")) for run in (straight, resumed)]
+    for state in states:
+        del state["seconds"]
+    assert states[0]["step"] == 7
+    assert_equal(*states)
+    for one, other in zip(rows_of(straight), rows_of(resumed), strict=True):
+        assert one == pytest.approx(other, rel=1e-12)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_shapes_keep_state_of_their_own(trained: dict[int, Path], shape: str) -> None:
+    """What the bit-equality above is about is really in the checkpoint, and the target's weights are there once."""
+    state = load_trainer_state(checkpoint_path(trained[1] / shape / "straight", "last"))
+    own = {name.split(".")[0] for name in state["objective"]}
+    expected = {
+        "two-phases": {"evaluator"},
+        "momentum-bank": {"head", "momentum", "bank", "pointer"},
+        "clustering": {"centres"},
+    }
+    assert own == expected.get(shape, set())
+    assert set(state["optimisers"]) == ({"evaluator", "generator"} if shape == "two-phases" else {"train"})
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_two_processes_on_half_batches_equal_one_on_the_whole(trained: dict[int, Path], shape: str) -> None:
+    """Every step's gradients, the ragged batch that leaves the second process without images included."""
+    one, two = (torch.load(trained[n] / shape / "gradients.pt", weights_only=True) for n in (1, 2))
+    assert len(one) == len(two) == 7
+    for step, (whole, halves) in enumerate(zip(one, two, strict=True)):
+        assert whole.keys() == halves.keys()
+        assert any(gradient.abs().max() > 1e-4 for gradient in whole.values()), "there is something to compare"
+        for name, gradient in whole.items():
+            assert (gradient - halves[name]).abs().max() < 1e-6, f"{shape}, step {step}: {name}"
+    for row, other in zip(*(rows_of(trained[n] / shape / "plain") for n in (1, 2)), strict=True):
+        assert row == pytest.approx(other, rel=1e-4, abs=1e-5)
+    states = [load_trainer_state(checkpoint_path(trained[n] / shape / "plain", "last"))["objective"] for n in (1, 2)]
+    for name, value in states[0].items():
+        assert torch.allclose(value, states[1][name], atol=1e-5), f"{shape}: {name}"

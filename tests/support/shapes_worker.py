@@ -1,0 +1,96 @@
+"""Run by `torchrun` (or by one plain process): trains every stand-in straight, and with a stop and a resume.
+
+    python -m support.shapes_worker OUT
+
+Each shape leaves OUT/SHAPE/{straight,resumed}/ (run folders), and OUT/SHAPE/gradients.pt: the gradients of each step of
+a training without dropout.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from support.stand_ins import SHAPES, make
+from support.tiny import make_data
+from tellapart.data.batches import BatchSource
+from tellapart.engine import loop
+from tellapart.engine.processes import open_fabric
+from tellapart.objectives.base import Objective
+from tellapart.recipe import TrainingSettings
+
+STEPS, STOP = 7, 4
+
+
+def train(objective: Objective, folder: Path, rate: float = 0.01, precision: str = "full", **settings: object) -> None:
+    """Six images in batches of five: the second batch of an epoch is one image, so the second process has none."""
+    fabric = open_fabric(precision)
+    if fabric.global_rank == 0:
+        folder.mkdir(parents=True, exist_ok=True)
+    fabric.barrier()
+    usual = {"steps": STEPS, "learning_rate": rate, "log_every": 2, "validate_every": 3, "precision": precision}
+    chosen = TrainingSettings(**{**usual, **settings})
+    place = (fabric.global_rank, fabric.world_size)
+    sources = [
+        BatchSource(*make_data(), split, 5, None, 2, None, 1, 7, *place, parts)
+        for split, parts in (("train", chosen.accumulate), ("val", 1))
+    ]
+    loop.train(objective, *sources, chosen, 7, folder, "test", fabric)
+
+
+def stop_after(objective: Objective, steps: int) -> None:
+    """Ctrl-C at one process only, during the step."""
+    done = 0
+    before = objective.after_step
+
+    def after_step() -> None:
+        nonlocal done
+        before()
+        done += 1
+        # With several processes the wish is agreed on in the next step.
+        asked = steps if objective.processes.world == 1 else steps - 1
+        if done == asked and objective.processes.rank == objective.processes.world - 1:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    objective.after_step = after_step  # type: ignore[method-assign]
+
+
+def record_gradients(objective: Objective) -> list[dict[str, torch.Tensor]]:
+    steps: list[dict[str, torch.Tensor]] = []
+    before = objective.after_step
+
+    def after_step() -> None:
+        before()
+        steps.append({n: p.grad.clone() for n, p in objective.named_parameters() if p.grad is not None})
+
+    objective.after_step = after_step  # type: ignore[method-assign]
+    return steps
+
+
+def main(out: Path) -> None:
+    torch.set_num_threads(1)
+    for shape in SHAPES:
+        train(make(shape, dropout=0.3), out / shape / "straight")
+        random_state = torch.get_rng_state()
+
+        stopping = make(shape, dropout=0.3)
+        stop_after(stopping, STOP)
+        with pytest.raises(loop.Interrupted, match=f"after step {STOP} of {STEPS}"):
+            train(stopping, out / shape / "resumed")
+        train(make(shape, dropout=0.3), out / shape / "resumed")
+        assert torch.equal(random_state, torch.get_rng_state())
+
+        plain = make(shape)
+        gradients = record_gradients(plain)
+        train(plain, out / shape / "plain", rate=1e-4, clip_norm=None)
+        if plain.processes.rank == 0:
+            torch.save(gradients, out / shape / "gradients.pt")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
