@@ -6,9 +6,6 @@ The trainings run in two commands (`support/shapes_worker.py`), one plain and on
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +13,9 @@ import pytest
 import torch
 
 from support.stand_ins import SHAPES
+from support.workers import assert_equal, run_worker
 from tellapart.captioners.folder import load_captioner
 from tellapart.engine.checkpoint import checkpoint_path, load_trainer_state
-
-TESTS = Path(__file__).parents[1]
-WORKERS = {
-    1: [sys.executable, "-m"],
-    2: [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"],
-}
-
-
-def run_worker(processes: int, module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path]), "OMP_NUM_THREADS": "1"}
-    command = [*WORKERS[processes], module, *arguments]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
 
 
 @pytest.fixture(scope="module")
@@ -40,23 +26,6 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
         done = run_worker(processes, "support.shapes_worker", str(folders[processes]))
         assert done.returncode == 0, done.stderr[-4000:]
     return folders
-
-
-def assert_equal(one: Any, other: Any, where: str = "") -> None:
-    """Bit-equal, all the way down."""
-    assert type(one) is type(other), where
-    if isinstance(one, torch.Tensor):
-        assert torch.equal(one, other), where
-    elif isinstance(one, dict):
-        assert list(one) == list(other), where
-        for key in one:
-            assert_equal(one[key], other[key], f"{where}/{key}")
-    elif isinstance(one, list | tuple):
-        assert len(one) == len(other), where
-        for position, pair in enumerate(zip(one, other, strict=True)):
-            assert_equal(*pair, f"{where}/{position}")
-    else:
-        assert one == other, where
 
 
 def rows_of(run: Path) -> list[dict[str, Any]]:

@@ -65,6 +65,7 @@ class Adversarial(StandIn):
         if batch.captions:
             words = self.target.tokenize(batch.captions)
             tokens.index_add_(0, batch.pairs.image_row, functional.one_hot(words, VOCABULARY).float().sum(dim=1))
+            tokens[:, PAD] = 0
         true = self.evaluator(torch.cat([tokens, pooled], dim=1)).squeeze(1)
         fake = self.evaluator(torch.cat([said.detach(), pooled], dim=1)).squeeze(1)
         loss = -(functional.logsigmoid(true) + functional.logsigmoid(-fake)).sum()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,7 +32,7 @@ from tellapart.engine.progress import ProgressLine
 from tellapart.engine.schedule import learning_rate, make_optimiser
 from tellapart.errors import RecipeError, RunError
 from tellapart.files import write_json
-from tellapart.objectives.base import Epoch, Objective, Progress, Total
+from tellapart.objectives.base import Epoch, Objective, Progress, Total, frozen_models
 from tellapart.recipe import TrainingSettings
 
 # What randomness is drawn for, beside the step's own.
@@ -113,8 +113,8 @@ class Trainer:
         measure: Measure | None = None,
     ) -> None:
         self.objective = objective.to(fabric.device)
-        if objective.reference is not None:
-            objective.reference.model.to(fabric.device)
+        for model in frozen_models(objective):
+            model.to(fabric.device)
         self.batches, self.validation = batches, validation
         self.settings, self.seed, self.folder = settings, seed, folder
         self.fabric, self.measure = fabric, measure
@@ -190,11 +190,13 @@ class Trainer:
     ) -> bool:
         """One optimiser step on the parts of a batch.
 
-        Each loss is divided by its count over all parts and processes. The count of later parts is not known when
-        the first goes backward: a likely one is used, and the gradient corrected at the end.
+        Each loss is divided by its count over all parts and processes. The counts of later parts are not known when
+        the first goes backward: for one loss a likely count is used and the gradient corrected at the end; several
+        losses cannot be told apart in one gradient, so their items are counted ahead.
         """
         phase.optimiser.zero_grad(set_to_none=True)
-        likely: dict[str, float] = {}
+        ahead = len(parts) > 1 and len(phase.losses) > 1
+        likely: dict[str, float] = self._count(phase, parts, progress) if ahead else {}
         counted = dict.fromkeys(phase.losses, 0.0)
         stop = False
         for part, batch in enumerate(parts):
@@ -217,10 +219,9 @@ class Trainer:
             self._note(phase, totals)
         if not any(counted.values()):
             return stop
-        if len(parts) > 1:
-            (name, count), *_ = counted.items()
-            gradients = [p.grad for p in phase.parameters if p.grad is not None]
-            torch._foreach_mul_(gradients, likely[name] / max(1.0, count))
+        correction = next(likely[name] / max(1.0, count) for name, count in counted.items())
+        if correction != 1.0:
+            torch._foreach_mul_([p.grad for p in phase.parameters if p.grad is not None], correction)
         norm = self._clip(phase)
         if self.settings.precision != "fp16" and not torch.isfinite(norm):  # fp16's scaler deals with its overflows
             self._fail(phase, {"gradient_norm": Total(norm, 1)}, parts, progress)
@@ -229,6 +230,15 @@ class Trainer:
             group["lr"] = rate
         phase.optimiser.step()
         return stop
+
+    @torch.no_grad()
+    def _count(self, phase: Phase, parts: list[Batch], progress: Progress) -> dict[str, float]:
+        """The items of each loss over all parts and processes."""
+        self.objective.eval()
+        totals = _sum_up(self._forward(phase, batch, progress) for batch in parts)
+        self.objective.train()
+        counts = self.processes.sum([float(totals[name].count) for name in phase.losses])
+        return {name: max(1.0, count) for name, count in zip(phase.losses, counts, strict=True)}
 
     def _forward(self, phase: Phase, batch: Batch, progress: Progress) -> dict[str, Total]:
         counts: dict[str, int] = {}
@@ -363,16 +373,10 @@ class Trainer:
                 f"training.phase_learning_rates: there is no phase '{min(unknown)}'; phases: {', '.join(modules)}"
             )
         for name, module in modules.items():
-            losses = self.objective.losses(name)
-            if self.settings.accumulate > 1 and len(losses) > 1:
-                # Each loss has a count of its own, known only at the end; one gradient cannot be corrected for two.
-                raise RecipeError(
-                    f"training.accumulate: the losses {', '.join(losses)} cannot be accumulated; set it to 1"
-                )
             parameters = [p for p in module.parameters() if p.requires_grad]
             optimiser = make_optimiser(self.settings, parameters)
             wrapped, wrapped_optimiser = self.fabric.setup(_Compute(module), optimiser)
-            phases.append(Phase(name, wrapped, wrapped_optimiser, optimiser, parameters, losses))
+            phases.append(Phase(name, wrapped, wrapped_optimiser, optimiser, parameters, self.objective.losses(name)))
         return phases
 
     def _seed(self, *what: int) -> None:
@@ -509,7 +513,7 @@ def _plus(before: Total | None, total: Total) -> Total:
     return total if before is None else Total(before.sum + total.sum, before.count + total.count)
 
 
-def _sum_up(batches: Any) -> dict[str, Total]:
+def _sum_up(batches: Iterable[dict[str, Total]]) -> dict[str, Total]:
     totals: dict[str, Total] = {}
     for batch in batches:
         for name, total in batch.items():

@@ -10,7 +10,7 @@ import logging
 import os
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from lightning_fabric import Fabric
@@ -37,6 +37,11 @@ def open_fabric(precision: str = "full") -> Fabric:
     Args:
         precision: `full`, or `bf16`/`fp16` for mixed precision where the device has it.
     """
+    cuda = torch.cuda.is_available()
+    if precision == "fp16" and not cuda:
+        raise RecipeError("training.precision: fp16 needs a CUDA device, and there is none; use bf16 or full")
+    if precision == "bf16" and cuda and not torch.cuda.is_bf16_supported():
+        raise RecipeError("training.precision: this CUDA device has no bf16; use fp16 or full")
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)
     per_node, nodes = launched(os.environ)
     strategy: str | DDPStrategy = "auto"
@@ -54,17 +59,11 @@ def open_fabric(precision: str = "full") -> Fabric:
         # Inside a batch job, but not started by srun: one process, whatever the job asked for.
         plugins=[LightningEnvironment()] if alone else None,
     )
-    if precision == "fp16" and fabric.device.type != "cuda":
-        raise RecipeError(
-            f"training.precision: fp16 needs a CUDA device, this is {fabric.device.type}; use bf16 or full"
-        )
-    if precision == "bf16" and fabric.device.type == "cuda" and not torch.cuda.is_bf16_supported():
-        raise RecipeError("training.precision: this CUDA device has no bf16; use fp16 or full")
     fabric.launch()
     return fabric
 
 
-def _unsynced_buffers() -> dict[str, bool]:
+def _unsynced_buffers() -> dict[str, Any]:
     """Newer torch has another word for it and warns of the old one."""
     known = inspect.signature(DistributedDataParallel).parameters
     return {"forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False}

@@ -95,6 +95,11 @@ class Frozen(Generic[Model]):
         self.model = model.eval().requires_grad_(False)
 
 
+def frozen_models(module: nn.Module) -> list[nn.Module]:
+    """The models in the `Frozen` holders of a module and its parts."""
+    return [value.model for part in module.modules() for value in vars(part).values() if isinstance(value, Frozen)]
+
+
 class Objective(nn.Module, ABC):
     """Base of all objectives.
 
@@ -132,7 +137,10 @@ class Objective(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, batch: Batch, progress: Progress, phase: str = "train") -> dict[str, Total]:
-        """Totals of one batch, under the same names each time; the batch may be an empty share of a ragged one."""
+        """Totals of one batch, under the same names each time; the batch may be an empty share of a ragged one.
+
+        In eval mode nothing is remembered for `after_step`.
+        """
 
     def join(self, processes: Processes) -> None:
         """Called once before a training, with the processes that train together."""

@@ -1,0 +1,43 @@
+"""Starting worker processes, and comparing what they leave."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+TESTS = Path(__file__).parents[1]
+COMMANDS = {
+    1: [sys.executable, "-m"],
+    2: [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"],
+}
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS), *sys.path]), "OMP_NUM_THREADS": "1"}
+
+
+def run_worker(processes: int, module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [*COMMANDS[processes], module, *arguments]
+    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300, check=False)
+
+
+def assert_equal(one: Any, other: Any, where: str = "") -> None:
+    """Bit-equal, all the way down."""
+    assert type(one) is type(other), where
+    if isinstance(one, torch.Tensor):
+        assert torch.equal(one, other), where
+    elif isinstance(one, dict):
+        assert list(one) == list(other), where
+        for key in one:
+            assert_equal(one[key], other[key], f"{where}/{key}")
+    elif isinstance(one, list | tuple):
+        assert len(one) == len(other), where
+        for position, pair in enumerate(zip(one, other, strict=True)):
+            assert_equal(*pair, f"{where}/{position}")
+    else:
+        assert one == other, where
