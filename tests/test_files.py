@@ -77,7 +77,7 @@ def test_the_data_reach_the_disk_before_the_name(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(os, "fsync", lambda handle: (calls.append("fsync"), fsync(handle)))
     monkeypatch.setattr(os, "replace", lambda old, new: (calls.append("replace"), replace(old, new)))
     write_text(tmp_path / "file.txt", "text")
-    assert calls == ["fsync", "replace"]
+    assert calls == ["fsync", "replace", "fsync"], "the text, then its name, then that the name lasts"
 
 
 def test_json_round_trip(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def train(
     from tellapart.engine import run as engine
 
     if (recipe is None) == (resume is None):
-        raise TellapartError("give a recipe to train, or --resume RUN to continue one")
+        raise typer.BadParameter("give a recipe to train, or --resume RUN to continue one")
     if recipe is None:
         assert resume is not None
         run = engine.resume(resume)

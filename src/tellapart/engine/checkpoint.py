@@ -68,5 +68,6 @@ def load_trainer_state(checkpoint: Path) -> dict[str, Any]:
     try:
         state: dict[str, Any] = torch.load(checkpoint / "trainer.pt", weights_only=True, map_location="cpu")
     except Exception as error:  # torch raises many kinds for a file that is not what it should be
-        raise RunError(f"{checkpoint}/trainer.pt: cannot be read ({error}); remove this checkpoint") from None
+        reason = str(error).splitlines()[0]
+        raise RunError(f"{checkpoint}/trainer.pt: cannot be read ({reason}); take another checkpoint") from None
     return state

@@ -20,7 +20,10 @@ class ComposedSettings(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     parts: dict[str, dict[str, Any]] = Field(
-        min_length=1, description="objective's name -> its weight (default 1) and its own settings"
+        {"likelihood": {}},
+        min_length=1,
+        validate_default=True,
+        description="objective's name -> its weight (default 1) and its own settings",
     )
 
     @field_validator("parts")

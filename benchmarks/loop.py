@@ -1,0 +1,115 @@
+"""What the loop costs beside a bare loop of the same model on the same batches, in one run.
+
+    .venv/bin/python benchmarks/loop.py [--rounds 5] [--steps 20]
+
+The model is AdaptiveAttention at the size of the Flickr8k recipe on random features and made-up captions. The bare
+loop draws the batch, runs the objective forward and backward, clips and steps AdamW, nothing else. Rounds of both
+alternate; a step's time is CPU time on one thread, the median over rounds is compared. Writing checkpoints is not in
+it: it happens once an epoch and is reported apart.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tellapart.captioners.adaptive import AdaptiveAttention, AdaptiveAttentionSettings
+from tellapart.data.batches import BatchSource
+from tellapart.data.features import FeatureStore
+from tellapart.data.records import Dataset, Record
+from tellapart.encoders.images import EncoderIdentity
+from tellapart.engine.loop import Trainer
+from tellapart.engine.processes import open_fabric
+from tellapart.engine.schedule import make_optimiser
+from tellapart.objectives.base import Progress
+from tellapart.objectives.likelihood import Likelihood, LikelihoodSettings
+from tellapart.recipe import TrainingSettings
+from tellapart.text import Vocabulary
+
+IDENTITY = EncoderIdentity("made-up", "0", "none", regions=49, width=1280)
+WORDS = [f"word{number}" for number in range(2500)]
+
+
+def make_data(images: int = 128) -> tuple[Dataset, FeatureStore]:
+    rng = np.random.default_rng(0)
+    records = tuple(
+        Record(
+            str(number),
+            f"{number}.png",
+            "train" if number < images - 4 else "val",
+            tuple(" ".join(rng.choice(WORDS, size=rng.integers(8, 14))) for _ in range(5)),
+        )
+        for number in range(images)
+    )
+    dataset = Dataset("made-up", Path(), records)
+    return dataset, FeatureStore(rng.normal(size=(images, 50, 1280)).astype(np.float16), IDENTITY, dataset.digest)
+
+
+def make_objective() -> Likelihood:
+    torch.manual_seed(0)
+    return Likelihood(LikelihoodSettings(), AdaptiveAttention(AdaptiveAttentionSettings(), Vocabulary(WORDS), IDENTITY))
+
+
+def bare(batches: BatchSource, settings: TrainingSettings, steps: int) -> list[float]:
+    """Seconds of each step of a loop that only trains."""
+    objective = make_objective().train()
+    optimiser = make_optimiser(settings, objective.parameters())
+    times = [time.process_time()]
+    for step in range(steps):
+        total = objective(batches.at(step), Progress(step, steps))["loss"]
+        optimiser.zero_grad(set_to_none=True)
+        (total.sum / total.count).backward()
+        torch.nn.utils.clip_grad_norm_(objective.parameters(), 5.0)
+        optimiser.step()
+        times.append(time.process_time())
+    return [float(seconds) for seconds in np.diff(times)[1:]]
+
+
+def ours(
+    batches: BatchSource, validation: BatchSource, settings: TrainingSettings, steps: int
+) -> tuple[list[float], float]:
+    """Seconds of each step of the loop, logging included; and of its one validation and checkpoint."""
+    objective = make_objective()
+    times: list[float] = []
+    objective.after_step = lambda: times.append(time.process_time())  # type: ignore[method-assign]
+    with tempfile.TemporaryDirectory() as folder:
+        Trainer(objective, batches, validation, settings, 0, Path(folder), open_fabric()).run("benchmark")
+        saving = time.process_time() - times[-1]
+    return [float(seconds) for seconds in np.diff(times)], saving
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=20)
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    settings = TrainingSettings(steps=chosen.steps, validate_every=10_000, log_every=5, schedule="constant")
+    data = make_data()
+    batches, validation = BatchSource(*data, "train", 16), BatchSource(*data, "val", 16)
+    loop_steps: list[float] = []
+    bare_steps: list[float] = []
+    saves: list[float] = []
+    for round_number in range(chosen.rounds + 1):
+        one = bare(batches, settings, chosen.steps)
+        other, saving = ours(batches, validation, settings, chosen.steps)
+        if round_number > 0:  # the first warms up
+            bare_steps += one
+            loop_steps += other
+            saves.append(saving)
+    plain, looped = statistics.median(bare_steps), statistics.median(loop_steps)
+    means = statistics.mean(loop_steps) / statistics.mean(bare_steps)
+    print(f"bare loop       {1000 * plain:8.1f} ms a step ({len(bare_steps)} steps)")
+    print(f"tellapart loop  {1000 * looped:8.1f} ms a step ({len(loop_steps)} steps)")
+    print(f"overhead        {100 * (looped / plain - 1):8.2f} % by medians, {100 * (means - 1):.2f} % by means")
+    print(f"validation of 4 images and a checkpoint: {statistics.median(saves):.2f} s")
+
+
+if __name__ == "__main__":
+    main()
