@@ -9,9 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import nn
 from torch.nn import functional
 
-from tellapart.captioners.base import Captioner, Traces, group_by_image
+from tellapart.captioners.base import Captioner, Traces, at_tokens, group_by_image, impossible_tokens, words_before
 from tellapart.encoders.images import EncoderIdentity
-from tellapart.text import PAD, START, Vocabulary
+from tellapart.text import PAD, Vocabulary
 
 
 class AdaptiveAttentionSettings(BaseModel):
@@ -89,9 +89,7 @@ class AdaptiveAttention(Captioner):
         self.score = nn.Linear(attention, 1, bias=False)
         self.dropout = nn.Dropout(settings.dropout)
         self.predict = nn.Linear(width, len(vocabulary))
-        impossible = torch.zeros(len(vocabulary))
-        impossible[[PAD, START]] = -torch.inf
-        self.register_buffer("impossible", impossible, persistent=False)
+        self.register_buffer("impossible", impossible_tokens(vocabulary), persistent=False)
         self.impossible: torch.Tensor
         self._initialise()
 
@@ -151,7 +149,7 @@ class AdaptiveAttention(Captioner):
         # Longest first, so that the rows still running are always the first ones.
         order = torch.argsort(lengths, descending=True, stable=True)
         running = torch.arange(longest, device=tokens.device)[:, None] < lengths[order][None, :]  # [time, rows]
-        before = functional.pad(tokens[:, :-1], (1, 0), value=START)[order].t()[running]
+        before = words_before(tokens)[order].t()[running]
         image_of_token = image_of_row[order].expand(longest, rows)[running]
 
         words = self.dropout(functional.relu(self.word(before)))
@@ -196,9 +194,5 @@ class AdaptiveAttention(Captioner):
         return State(state.memory, state.image_of_row[rows], state.hidden[rows], state.cell[rows])
 
     def traces(self, memory: Memory, tokens: torch.Tensor, image_of_row: torch.Tensor) -> Traces:
-        states, weights = self._run(memory, tokens, image_of_row)
-        real = tokens != PAD
-        hidden = states.new_zeros(*tokens.shape, states.shape[1])
-        attention = weights.new_zeros(*tokens.shape, weights.shape[1])
-        hidden[real], attention[real] = states, weights
-        return Traces(hidden, attention[..., :-1], attention[..., -1])
+        states, weights = (at_tokens(values, tokens != PAD) for values in self._run(memory, tokens, image_of_row))
+        return Traces((states,), weights[..., :-1], weights[..., -1])

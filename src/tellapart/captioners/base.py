@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from tellapart.encoders.images import EncoderIdentity
 from tellapart.files import new_folder
-from tellapart.text import PAD, Vocabulary
+from tellapart.text import PAD, START, Vocabulary
 
 
 @dataclass
@@ -29,14 +29,19 @@ class Traces:
     """What a captioner looked at and thought, for each token (zero at padding).
 
     Attributes:
-        hidden: `[rows, tokens, width]`, the states the words were chosen from.
-        attention: `[rows, tokens, regions]`, weights over the image's regions.
+        layers: hidden states of each layer, first to last, `[rows, tokens, width]` each.
+        attention: `[rows, tokens, regions]`, weights over the image's regions; `None` for models that do not attend.
         sentinel: `[rows, tokens]`, β: the weight on language instead of the image; `None` for models without one.
     """
 
-    hidden: torch.Tensor
-    attention: torch.Tensor
-    sentinel: torch.Tensor | None
+    layers: tuple[torch.Tensor, ...]
+    attention: torch.Tensor | None
+    sentinel: torch.Tensor | None = None
+
+    @property
+    def hidden(self) -> torch.Tensor:
+        """The states the words were chosen from: those of the last layer."""
+        return self.layers[-1]
 
 
 class Captioner(nn.Module, ABC):
@@ -131,10 +136,7 @@ class Captioner(nn.Module, ABC):
 
     def forward(self, memory: Any, tokens: torch.Tensor, image_of_row: torch.Tensor) -> torch.Tensor:
         """Teacher-forced logits `[rows, tokens, vocabulary]`; zero at padding."""
-        logits = self.output(self.hidden(memory, tokens, image_of_row))
-        full = logits.new_zeros(*tokens.shape, logits.shape[-1])
-        full[tokens != PAD] = logits
-        return full
+        return at_tokens(self.output(self.hidden(memory, tokens, image_of_row)), tokens != PAD)
 
     def log_prob(
         self, memory: Any, tokens: torch.Tensor, image_of_row: torch.Tensor, per_token: bool = False
@@ -149,10 +151,27 @@ class Captioner(nn.Module, ABC):
         """
         real = tokens != PAD
         logits = self.output(self.hidden(memory, tokens, image_of_row))
-        said = -functional.cross_entropy(logits.float(), tokens[real], reduction="none")
-        scores = said.new_zeros(tokens.shape)
-        scores[real] = said
+        scores = at_tokens(-functional.cross_entropy(logits.float(), tokens[real], reduction="none"), real)
         return scores if per_token else scores.sum(dim=1)
+
+
+def words_before(tokens: torch.Tensor) -> torch.Tensor:
+    """What was said before each token: the start token, then the tokens themselves, the last one left out."""
+    return functional.pad(tokens[:, :-1], (1, 0), value=START)
+
+
+def at_tokens(values: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
+    """Values of real tokens `[M, ...]` at their places `[rows, tokens, ...]`; zero at padding."""
+    full = values.new_zeros(*real.shape, *values.shape[1:])
+    full[real] = values
+    return full
+
+
+def impossible_tokens(vocabulary: Vocabulary) -> torch.Tensor:
+    """-inf for what is never said, `<pad>` and `<start>`; to be added to an output layer's bias."""
+    impossible = torch.zeros(len(vocabulary))
+    impossible[[PAD, START]] = -torch.inf
+    return impossible
 
 
 def group_by_image(image_of_item: torch.Tensor, images: int) -> tuple[torch.Tensor, int]:
