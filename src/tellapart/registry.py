@@ -21,7 +21,11 @@ TABLE: dict[str, dict[str, str]] = {
         "timm": "tellapart.encoders.timm:TimmModel",
     },
     "captioner": {
+        "neuraltalk": "tellapart.captioners.neuraltalk:NeuralTalk",
         "adaptive-attention": "tellapart.captioners.adaptive:AdaptiveAttention",
+        "updown": "tellapart.captioners.updown:UpDown",
+        "transformer": "tellapart.captioners.transformer:Transformer",
+        "meshed-memory": "tellapart.captioners.transformer:MeshedMemory",
     },
     "objective": {
         "likelihood": "tellapart.objectives.likelihood:Likelihood",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 
-from tellapart.captioners.adaptive import AdaptiveAttention, AdaptiveAttentionSettings
+from tellapart import registry
 from tellapart.data.features import FeatureStore
 from tellapart.data.records import Dataset, Record
 from tellapart.encoders.images import EncoderIdentity
@@ -17,10 +18,23 @@ WORDS = ("a", "red", "blue", "house", "tree", "car", "near", "two")
 IDENTITY = EncoderIdentity("tiny", "0", "none", regions=4, width=6)
 
 
-def make_captioner(seed: int = 0, words: Vocabulary | None = None, **settings: float) -> AdaptiveAttention:
+SMALL: dict[str, dict[str, Any]] = {
+    "neuraltalk": {"hidden": 8, "embedding": 5},
+    "adaptive-attention": {"hidden": 8, "embedding": 5, "attention": 3},
+    "updown": {"hidden": 8, "embedding": 5, "attention": 3},
+    "transformer": {"width": 8, "layers": 2, "heads": 2, "feedforward": 12},
+    "meshed-memory": {"width": 8, "layers": 2, "heads": 2, "feedforward": 12, "slots": 3},
+}
+
+
+def make_captioner(
+    seed: int = 0, words: Vocabulary | None = None, name: str = "adaptive-attention", **settings: Any
+) -> Any:
+    """A tiny captioner of any architecture, in eval mode."""
     torch.manual_seed(seed)
-    chosen = AdaptiveAttentionSettings(**{"hidden": 8, "embedding": 5, "attention": 3, "dropout": 0.0, **settings})
-    return AdaptiveAttention(chosen, words or Vocabulary(WORDS), IDENTITY).eval()
+    cls = registry.find("captioner", name)
+    chosen = cls.Settings(**{"dropout": 0.0, **SMALL[name], **settings})
+    return cls(chosen, words or Vocabulary(WORDS), IDENTITY).eval()
 
 
 def make_data() -> tuple[Dataset, FeatureStore]:

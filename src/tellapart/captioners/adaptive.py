@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 from tellapart.captioners.base import Captioner, Traces, at_tokens, group_by_image, impossible_tokens, words_before
+from tellapart.captioners.packing import Packing
 from tellapart.encoders.images import EncoderIdentity
 from tellapart.text import PAD, Vocabulary
 
@@ -144,30 +145,19 @@ class AdaptiveAttention(Captioner):
         self, memory: Memory, tokens: torch.Tensor, image_of_row: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Teacher forcing over real tokens only: states and attention weights, row by row."""
-        rows, longest = tokens.shape
-        lengths = (tokens != PAD).sum(dim=1)
-        # Longest first, so that the rows still running are always the first ones.
-        order = torch.argsort(lengths, descending=True, stable=True)
-        running = torch.arange(longest, device=tokens.device)[:, None] < lengths[order][None, :]  # [time, rows]
-        before = words_before(tokens)[order].t()[running]
-        image_of_token = image_of_row[order].expand(longest, rows)[running]
-
-        words = self.dropout(functional.relu(self.word(before)))
+        packing = Packing.of(tokens)
+        image_of_token = packing.of_row(image_of_row)
+        words = self.dropout(functional.relu(self.word(packing.by_time(words_before(tokens)))))
         inputs = self.gates_from_word(words) + memory.gates[image_of_token]
-        hidden = cell = inputs.new_zeros(rows, self.settings.hidden)
+        hidden = cell = inputs.new_zeros(len(tokens), self.settings.hidden)
         hiddens, sentinels = [], []
-        for now in inputs.split(running.sum(dim=1).tolist()):
+        for now in inputs.split(packing.sizes()):
             gates = now + self.gates_from_hidden(hidden[: len(now)])
             hidden, cell, sentinel = self._cell(gates, cell[: len(now)])
             hiddens.append(hidden)
             sentinels.append(sentinel)
         states, weights = self._attend(memory, image_of_token, torch.cat(hiddens), torch.cat(sentinels))
-
-        # From time order back to row order.
-        position = torch.zeros(longest, rows, dtype=torch.long, device=tokens.device)
-        position[running] = torch.arange(len(before), device=tokens.device)
-        row_order = torch.empty_like(position).index_copy_(1, order, position).t()[tokens != PAD]
-        return states[row_order], weights[row_order]
+        return packing.by_row(states), packing.by_row(weights)
 
     # --- the contract -----------------------------------------------------------------------------------------
 

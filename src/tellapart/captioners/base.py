@@ -128,6 +128,8 @@ class Captioner(nn.Module, ABC):
 
     def tokenize(self, captions: Sequence[str]) -> torch.Tensor:
         """Token rows `[captions, longest]`: words, end token, padding."""
+        if not captions:
+            return torch.zeros(0, 1, dtype=torch.long, device=self.device)
         rows = [torch.tensor(self.vocabulary.encode(caption)) for caption in captions]
         return nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD).to(self.device)
 
@@ -149,6 +151,8 @@ class Captioner(nn.Module, ABC):
             image_of_row: the image each row is scored against, `[rows]`.
             per_token: give `[rows, tokens]` (zero at padding) instead of the sum `[rows]`.
         """
+        if not len(tokens):  # an empty share of a batch
+            return torch.zeros(tokens.shape if per_token else 0, device=tokens.device)
         real = tokens != PAD
         logits = self.output(self.hidden(memory, tokens, image_of_row))
         scores = at_tokens(-functional.cross_entropy(logits.float(), tokens[real], reduction="none"), real)
