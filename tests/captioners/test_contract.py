@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.tiny import SMALL, make_captioner
 
+from support.tiny import SMALL, make_captioner
 from tellapart.captioners.base import Captioner
 from tellapart.text import END, PAD, START, UNKNOWN
 
