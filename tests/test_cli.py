@@ -221,7 +221,9 @@ def test_a_file_here_goes_before_a_shipped_one(run: Run, tmp_path: Path) -> None
 
 def test_recipes_check(run: Run, tmp_path: Path) -> None:
     many = len(list(RECIPES.rglob("*.yaml")))
-    assert run("recipes", "check") == Result(0, f"Right: {many} of {many} recipes.\n", "")
+    assert run("recipes", "check") == Result(
+        0, f"Right: {many} of {many} recipes, at the budgets smoke, laptop, paper.\n", ""
+    )
     assert run("recipes", "check", "scenes/adaptive-mle.yaml").status == 0
     (tmp_path / "one.yaml").write_text("name: one\ntraning: {}\n", encoding="utf-8")
     (tmp_path / "two.yaml").write_text("- a\n", encoding="utf-8")

@@ -23,6 +23,9 @@ app = typer.Typer(
 INTERRUPTED = 130
 
 RunsOption = Annotated[Path, typer.Option(help="Where run folders go, as NAME-KEY.")]
+BudgetOption = Annotated[
+    str | None, typer.Option(help="smoke (seconds), laptop (minutes on two cores) or paper (the published sizes).")
+]
 LimitOption = Annotated[
     int | None, typer.Option(min=2, help="Use only the first so many images for self-retrieval (quadratic work).")
 ]
@@ -89,6 +92,7 @@ def inspect(
 def train(
     recipe: Annotated[Path | None, typer.Argument(help="A recipe file; 'tellapart recipes' lists them.")] = None,
     overrides: Annotated[list[str] | None, typer.Argument(help="Dotted keys, e.g. training.steps=100.")] = None,
+    budget: BudgetOption = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; by default NAME-KEY in --runs.")] = None,
     runs: RunsOption = Path("runs"),
     resume: Annotated[Path | None, typer.Option(help="Continue the training in this run folder.")] = None,
@@ -105,7 +109,7 @@ def train(
         assert resume is not None
         run = engine.resume(resume)
     else:
-        run = engine.train(find_recipe(recipe), *(overrides or []), runs=runs, out=out)
+        run = engine.train(find_recipe(recipe), *(overrides or []), budget=budget, runs=runs, out=out)
     if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
         print(run.folder)
 
@@ -204,30 +208,32 @@ def recipes(context: typer.Context) -> None:
 def show(
     recipe: Annotated[Path, typer.Argument(help="A recipe's file or its name in the list.")],
     overrides: Annotated[list[str] | None, typer.Argument(help="Dotted keys, e.g. training.steps=100.")] = None,
+    budget: BudgetOption = None,
 ) -> None:
     """Print a recipe as it would be run, every default written out."""
     from tellapart.recipe import Recipe
 
-    print(Recipe.load(find_recipe(recipe), overrides or []).to_yaml(), end="")
+    print(Recipe.load(find_recipe(recipe), overrides or [], budget).to_yaml(), end="")
 
 
 @recipes_app.command()
 def check(
     recipes: Annotated[list[Path] | None, typer.Argument(help="Recipe files; all shipped ones by default.")] = None,
 ) -> None:
-    """Check recipes without running them; every mistake is listed."""
-    from tellapart.recipe import Recipe
+    """Check recipes at every budget without running them; every mistake is listed."""
+    from tellapart.recipe import BUDGETS, Recipe
 
-    wrong = []
+    wrong: dict[str, None] = {}
     paths = [find_recipe(path) for path in recipes] if recipes else sorted(recipes_folder().rglob("*.yaml"))
     for path in paths:
-        try:
-            Recipe.load(path)
-        except RecipeError as error:
-            wrong.append(str(error))
+        for budget in BUDGETS:
+            try:
+                Recipe.load(path, budget=budget)
+            except RecipeError as error:
+                wrong[str(error)] = None
     if wrong:
         raise RecipeError("\n".join(wrong))
-    print(f"Right: {len(paths)} of {len(paths)} recipes.")
+    print(f"Right: {len(paths)} of {len(paths)} recipes, at the budgets {', '.join(BUDGETS)}.")
 
 
 def recipes_folder() -> Path:

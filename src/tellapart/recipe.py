@@ -2,6 +2,9 @@
 
 Loading a recipe reports every mistake at once, each with the key it is in and, for a misspelt key, the likely one.
 The resolved recipe (every default written out) is saved with the run.
+
+A recipe says what its `laptop` budget is (minutes on two cores); its section `budgets` says what `smoke` (seconds, for
+tests) and `paper` (the published sizes) change in it. What a recipe starts from is trained at the same budget.
 """
 
 from __future__ import annotations
@@ -16,6 +19,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from tellapart import registry
 from tellapart.errors import RecipeError, did_you_mean
 from tellapart.files import digest_of
+
+BUDGETS = ("smoke", "laptop", "paper")
 
 
 class Section(BaseModel):
@@ -114,6 +119,7 @@ class Recipe(Section):
 
     name: str = Field(pattern=r"^[\w.-]+$")
     description: str = ""
+    budget: Literal["smoke", "laptop", "paper"] = "laptop"
     seed: int = Field(0, ge=0)
     data: DataSettings
     captioner: dict[str, Any]
@@ -125,13 +131,20 @@ class Recipe(Section):
     decoding: DecodingSettings = DecodingSettings()
 
     @classmethod
-    def load(cls, path: str | Path, overrides: Sequence[str] = ()) -> Recipe:
-        """Read a recipe file and apply overrides; every mistake is reported at once.
+    def load(cls, path: str | Path, overrides: Sequence[str] = (), budget: str | None = None) -> Recipe:
+        """Read a recipe file, apply its budget and overrides; every mistake is reported at once.
 
         A recipe that starts from another takes that one's `data` and `captioner` for what it does not say itself;
         a reference gives its `data`.
+
+        Args:
+            path: a recipe file or a run folder.
+            overrides: dotted keys and values, such as `"training.steps=100"`.
+            budget: `smoke`, `laptop` or `paper`; by default what the file says, or `laptop`.
         """
-        return cls.parse(_content(Path(path), overrides, ()), where=str(path))
+        if budget is not None and budget not in BUDGETS:
+            raise RecipeError(f"there is no budget '{budget}'{did_you_mean(budget, BUDGETS)}")
+        return cls.parse(_content(Path(path), overrides, budget, ()), where=str(path))
 
     @classmethod
     def parse(cls, content: dict[str, Any], where: str = "recipe") -> Recipe:
@@ -179,7 +192,7 @@ class Recipe(Section):
         The name, the description, how captions are decoded and where files lie do not matter to it.
         """
         content = self.resolved()
-        for key in ("name", "description", "decoding", "start", "reference"):
+        for key in ("name", "description", "budget", "decoding", "start", "reference"):
             del content[key]
         for key in ("prepared", "source", "max_skipped"):
             del content["data"][key]
@@ -200,12 +213,14 @@ def read_yaml(path: Path) -> dict[str, Any]:
     return content
 
 
-def _content(path: Path, overrides: Sequence[str], above: tuple[Path, ...]) -> dict[str, Any]:
-    """A recipe's plain data: overrides applied, upstream paths made whole, inherited sections filled in."""
+def _content(path: Path, overrides: Sequence[str], budget: str | None, above: tuple[Path, ...]) -> dict[str, Any]:
+    """A recipe's plain data: budget and overrides applied, upstream paths made whole, inherited sections filled in."""
     path = path / "recipe.yaml" if (path / "recipe.yaml").is_file() else path
     if path.resolve() in above:
         raise RecipeError(f"{path}: this recipe starts from itself; change its start.from or reference.from")
     content = read_yaml(path)
+    content["budget"] = budget or content.get("budget", "laptop")
+    _apply_budget(content, path)
     for override in overrides:
         _set(content, override)
     # A target that starts from a model is that model's architecture; the reference may be any other.
@@ -214,12 +229,25 @@ def _content(path: Path, overrides: Sequence[str], above: tuple[Path, ...]) -> d
         if not isinstance(section, dict) or not isinstance(section.get("from"), str):
             continue
         section["from"] = str(_upstream_path(section["from"], path, f"{path}: {role}.from"))
-        inherited = _content(Path(section["from"]), (), (*above, path.resolve()))
+        inherited = _content(Path(section["from"]), (), content["budget"], (*above, path.resolve()))
         for key in sections:
             own = content.get(key, {})
             if isinstance(own, dict) and isinstance(inherited.get(key), dict):
                 content[key] = _filled(own, inherited[key])
     return content
+
+
+def _apply_budget(content: dict[str, Any], path: Path) -> None:
+    """Put what the section `budgets` says of the chosen budget into the recipe."""
+    budgets = content.pop("budgets", {})
+    if not isinstance(budgets, dict) or not all(isinstance(changes, dict) for changes in budgets.values()):
+        raise RecipeError(f"{path}: budgets: give each budget a mapping of what it changes")
+    unknown = [name for name in budgets if name not in BUDGETS]
+    if unknown:
+        raise RecipeError(f"{path}: budgets.{unknown[0]}: there is no such budget{did_you_mean(unknown[0], BUDGETS)}")
+    for section, changes in budgets.get(content["budget"], {}).items():
+        own = content.get(section)
+        content[section] = _filled(changes, own) if isinstance(own, dict) and isinstance(changes, dict) else changes
 
 
 def _filled(own: dict[str, Any], inherited: dict[str, Any]) -> dict[str, Any]:

@@ -55,19 +55,26 @@ def open_run(folder: str | Path) -> Run:
     return Run(folder, Recipe.load(folder / "recipe.yaml"))
 
 
-def train(recipe: str | Path, *overrides: str, runs: str | Path = "runs", out: str | Path | None = None) -> Run:
+def train(
+    recipe: str | Path,
+    *overrides: str,
+    budget: str | None = None,
+    runs: str | Path = "runs",
+    out: str | Path | None = None,
+) -> Run:
     """Train a recipe file, or continue or find its run.
 
     Args:
         recipe: a recipe file.
         overrides: dotted keys and values, such as `"training.steps=100"`.
+        budget: `smoke` (seconds), `laptop` (minutes) or `paper` (the published sizes); by default what the file says.
         runs: where run folders go, as `NAME-KEY`.
         out: a folder of your choice instead.
 
     Example:
         >>> run = train("recipes/scenes/adaptive-mle.yaml", "training.epochs=2")   # doctest: +SKIP
     """
-    return run_recipe(Recipe.load(Path(recipe), overrides), Path(runs), None if out is None else Path(out))
+    return run_recipe(Recipe.load(Path(recipe), overrides, budget), Path(runs), None if out is None else Path(out))
 
 
 def resume(folder: str | Path) -> Run:
@@ -171,7 +178,8 @@ def _upstream(upstream: Upstream, recipe: Recipe, runs: Path, on_progress: OnPro
     path = Path(upstream.from_)
     if path.is_dir():
         return open_run(path)
-    return run_recipe(Recipe.load(path).model_copy(update={"data": recipe.data}), runs, on_progress=on_progress)
+    found = Recipe.load(path, budget=recipe.budget).model_copy(update={"data": recipe.data})
+    return run_recipe(found, runs, on_progress=on_progress)
 
 
 def _portable(recipe: Recipe, upstreams: dict[str, Run], folder: Path) -> Recipe:
