@@ -147,18 +147,26 @@ def evaluate(
     what: Annotated[Path, typer.Argument(help="A run folder, or a file of captions (JSON, JSONL, COCO results).")],
     data: Annotated[str | None, typer.Option(help="For a file of captions: the data set with the references.")] = None,
     split: Annotated[str, typer.Option(help="The images to measure on.")] = "test",
+    against: Annotated[Path | None, typer.Option(help="Another file of captions, for paired differences.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for scores.json and per_image.jsonl; by default the captions' own.")
+    ] = None,
     retrieval_images: LimitOption = None,
 ) -> None:
-    """Measure a run (captions, BLEU, CIDEr-D, diversity, self-retrieval) or anyone's captions against references."""
-    from tellapart.evaluation import evaluate as evaluation
-
+    """Measure a run (captions, quality, diversity, self-retrieval) or anyone's captions against references."""
     if what.is_dir():
         from tellapart.engine.run import open_run
+        from tellapart.evaluation.evaluate import evaluate_run
 
-        figures = evaluation.evaluate_run(open_run(what), split, retrieval_images).corpus
-    else:
-        figures = evaluation.evaluate_captions(what, data, split).corpus
-    _print_figures(figures)
+        if data is not None or against is not None or out is not None:
+            raise TellapartError(
+                f"{what}: --data, --against and --out are for files of captions; 'tellapart compare' compares runs"
+            )
+        _print_figures(evaluate_run(open_run(what), split, retrieval_images).corpus)
+        return
+    from tellapart.evaluation.caption_files import evaluate_captions, table
+
+    print(table(evaluate_captions(what, data, split, against, out)))
 
 
 @app.command()

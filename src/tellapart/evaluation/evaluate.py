@@ -7,22 +7,22 @@ Everything is written into the run folder, named by what it was made from, and f
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from tellapart.captioners.folder import add_measured, model_digest
-from tellapart.data.prepare import Prepared, open_dataset, prepare
+from tellapart.data.prepare import Prepared, prepare
 from tellapart.data.records import Record
 from tellapart.decoding.search import Caption, decode_rows
 from tellapart.engine.progress import ProgressLine
 from tellapart.engine.run import Run
-from tellapart.errors import DataError
 from tellapart.evaluation.self_retrieval import SelfRetrieval, self_retrieval
 from tellapart.files import digest_of, read_json, read_jsonl, write_json, write_jsonl
-from tellapart.metrics import Scores, evaluate, summarize_ranks
-from tellapart.recipe import DataSettings
+from tellapart.metrics import evaluate, summarize_ranks
+
+# Counts changes of what is measured or how: figures of another count are measured again.
+MEASURED_BY = 2
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,7 @@ def evaluate_run(run: Run, split: str = "test", retrieval_images: int | None = N
             "decoding": run.recipe.decoding.model_dump(),
             "split": split,
             "retrieval_images": retrieval_images,
+            "measured_by": MEASURED_BY,
         }
     )
     scores_path = run.folder / "scores.json"
@@ -85,7 +86,7 @@ def evaluate_run(run: Run, split: str = "test", retrieval_images: int | None = N
     rows: list[dict[str, Any]] = caption_rows([r.id for r in records], captions)
     write_jsonl(run.folder / "captions.jsonl", rows)
     for row in rows:
-        row.update({metric: scores.per_image[metric][row["id"]] for metric in ("CIDEr", "Bleu_4")})
+        row.update({metric: figures[row["id"]] for metric, figures in scores.per_image.items()})
     for row, rank, first in zip(rows, found_images.ranks.tolist(), found_images.first.tolist(), strict=False):
         row.update(rank=rank, retrieved=[judged[position].id for position in first])
     corpus = {**scores.corpus, **retrieval_figures(found_images.ranks, found_images.images)}
@@ -128,37 +129,3 @@ def rank_captions(
     rows = [prepared.dataset.row(record.id) for record in records]
     line = ProgressLine(label, " pairs")
     return self_retrieval(run.captioner(), prepared.store, rows, captions, line.update)
-
-
-def read_captions(path: Path) -> dict[str, str]:
-    """Anyone's captions: JSONL rows with `id` and `caption`, a JSON object, or the COCO result format."""
-    rows: Any = read_json(path, "caption file") if path.suffix == ".json" else read_jsonl(path, "caption file")
-    if isinstance(rows, dict):
-        rows = [{"id": id, "caption": caption} for id, caption in rows.items()]
-    if not isinstance(rows, list):
-        raise DataError(f"{path}: not a list of captions; docs/how-to.md shows the forms")
-    captions: dict[str, str] = {}
-    for number, row in enumerate(rows, start=1):
-        if not isinstance(row, dict) or not isinstance(row.get("caption"), str) or not ({"id", "image_id"} & set(row)):
-            raise DataError(f"{path}: row {number} needs 'id' (or 'image_id') and 'caption'")
-        id = str(row["image_id"] if "image_id" in row else row["id"])
-        if id in captions:
-            raise DataError(f"{path}: row {number}: the id '{id}' has two captions; keep one")
-        captions[id] = row["caption"]
-    if not captions:
-        raise DataError(f"{path}: no caption is in this file")
-    return captions
-
-
-def evaluate_captions(path: Path, data: str | None, split: str = "test") -> Scores:
-    """Score a file of anyone's captions against a data set's references."""
-    if not path.exists():
-        raise DataError(f"{path}: this caption file does not exist; give a run folder or a file of captions")
-    if data is None:
-        raise DataError(f"{path}: name the data set that holds the references with --data")
-    captions = read_captions(path)
-    records = {record.id: record for record in open_dataset(DataSettings(source=data)).split(split)}
-    unknown = [id for id in captions if id not in records]
-    if unknown:
-        raise DataError(f"{path}: '{unknown[0]}' ({len(unknown)} such ids) is not in split '{split}'; check --split")
-    return evaluate({id: record.captions for id, record in records.items()}, captions)

@@ -12,14 +12,15 @@ The corpus figure adds up the counts and lengths of all images first: it is no m
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-ORDERS = 4
+from tellapart.metrics.ngrams import ORDERS, Captions, Rows, ngram_rows, number_captions
+
+__all__ = ["ORDERS", "Bleu", "BleuScores", "bleu_scores"]
 
 # The COCO tool's two constants. The numerator's is so much smaller that a candidate without any n-gram of an
 # order still gets about 0 for it rather than 0 / 0.
@@ -39,48 +40,67 @@ def bleu_scores(references: Sequence[Sequence[str]], candidates: Sequence[str]) 
     """BLEU of one candidate per image against that image's references (at least one).
 
     Both come as tokens joined by white space, and `references[i]` belongs to `candidates[i]`.
+
+    >>> bleu_scores([["a dog runs", "the dog is running"]], ["a dog runs fast"]).corpus.round(2).tolist()
+    [0.75, 0.71, 0.63, 0.0]
     """
-    shape = (len(candidates), ORDERS)
-    correct, guessed = np.zeros(shape), np.zeros(shape)
-    length, reference_length = np.zeros(len(candidates)), np.zeros(len(candidates))
-    for i, (texts, candidate) in enumerate(zip(references, candidates, strict=True)):
-        words = candidate.split()
-        reference_words = [text.split() for text in texts]
-        correct[i] = _correct(words, reference_words)
-        guessed[i] = [max(0, len(words) - n) for n in range(ORDERS)]
-        length[i] = len(words)
-        reference_length[i] = _closest_length(len(words), reference_words)
-    return BleuScores(
-        corpus=_combine(correct.sum(axis=0), guessed.sum(axis=0), length.sum(), reference_length.sum()),
-        per_image=_combine(correct, guessed, length, reference_length),
-    )
+    captions = number_captions(references, candidates)
+    bleu = Bleu(captions)
+    for rows in ngram_rows(captions, repeated_only=True):
+        bleu.add(rows)
+    return bleu.scores()
 
 
-def _ngrams(words: Sequence[str]) -> Counter[tuple[str, ...]]:
-    return Counter(tuple(words[i : i + n]) for n in range(1, ORDERS + 1) for i in range(len(words) - n + 1))
+class Bleu:
+    """BLEU of numbered captions, order by order: `add` the rows of each n = 1…4, then ask for the `scores`."""
+
+    def __init__(self, captions: Captions) -> None:
+        self._captions = captions
+        self._correct = np.zeros((captions.images, ORDERS))
+
+    def add(self, rows: Rows) -> None:
+        """Σ over the candidate's n-grams g of min(count of g, most g in one reference)."""
+        captions = self._captions
+        if not len(rows.said):
+            return
+        # Borders of each group's reference rows: what lies between two groups is reduced too, and left out.
+        borders = np.stack([rows.said + 1, rows.said + 1 + rows.others], axis=1).ravel()
+        most = np.maximum.reduceat(np.append(rows.count, 0), borders)[::2]
+        image = captions.image_of[rows.caption[rows.said]]
+        credited = np.minimum(rows.count[rows.said], most)
+        self._correct[:, rows.order - 1] = np.bincount(image, credited, minlength=captions.images)
+
+    def scores(self) -> BleuScores:
+        captions = self._captions
+        length = captions.lengths[captions.candidate]
+        guessed = np.maximum(0, length[:, np.newaxis] - np.arange(ORDERS))
+        closest = _closest_length(captions)
+        return BleuScores(
+            corpus=_combine(self._correct.sum(axis=0), guessed.sum(axis=0), length.sum(), closest.sum()),
+            per_image=_combine(self._correct, guessed, length, closest),
+        )
 
 
-def _correct(words: Sequence[str], references: Sequence[Sequence[str]]) -> list[int]:
-    """Per order, the candidate's n-grams found in the references: Σ_g min(count_g, max_r count_g in r)."""
-    allowed: Counter[tuple[str, ...]] = Counter()
-    for reference in references:
-        allowed |= _ngrams(reference)
-    correct = [0] * ORDERS
-    for gram, count in _ngrams(words).items():
-        correct[len(gram) - 1] += min(count, allowed[gram])
-    return correct
-
-
-def _closest_length(length: int, references: Sequence[Sequence[str]]) -> int:
-    """The reference length nearest to `length`; of two equally near ones the shorter."""
-    return min((abs(len(reference) - length), len(reference)) for reference in references)[1]
+def _closest_length(captions: Captions) -> NDArray[np.int64]:
+    """Per image, the reference length nearest to the candidate's; of two equally near ones the shorter."""
+    if not captions.images:
+        return np.zeros(0, dtype=np.int64)
+    length = captions.lengths[captions.candidate]
+    gap = captions.lengths - length[captions.image_of]
+    # The smallest of 2·|gap|, one less for a shorter reference: both gaps of a tie differ in the last bit only.
+    rank = 2 * np.abs(gap) - (gap < 0)
+    rank[captions.candidate] = np.iinfo(np.int64).max
+    best = np.minimum.reduceat(rank, captions.candidate)
+    shorter = best % 2 == 1
+    distance = (best + 1) // 2
+    return np.asarray(np.where(shorter, length - distance, length + distance))
 
 
 def _combine(
     correct: NDArray[np.float64],
-    guessed: NDArray[np.float64],
-    length: NDArray[np.float64] | np.float64,
-    reference_length: NDArray[np.float64] | np.float64,
+    guessed: NDArray[np.int64],
+    length: NDArray[np.int64] | np.int64,
+    reference_length: NDArray[np.int64] | np.int64,
 ) -> NDArray[np.float64]:
     """Geometric mean of the precisions times the brevity penalty, over the last axis (the orders)."""
     precision = (correct + _TINY) / (guessed + _SMALL)

@@ -1,114 +1,244 @@
-"""CIDEr-D, which the COCO caption tool prints as "CIDEr".
+"""CIDEr-D, which the COCO caption tool prints as "CIDEr", and plain CIDEr.
 
 Idea: the cosine between the tf-idf vectors of candidate and reference n-grams. What every image's references
-say weighs nothing, what few say weighs much; clipping and a length penalty keep repetition from paying.
+say weighs nothing, what few say weighs much; CIDEr-D's clipping and length penalty keep repetition from paying.
 
-    g_n(x)     = count of each n-gram in x · (log N - log max(1, df)),   df = images whose references have it
-    sim_n(c,r) = Σ min(g_n(c), g_n(r)) · g_n(r) / (‖g_n(c)‖ ‖g_n(r)‖) · exp(-(l_c - l_r)² / (2·6²))
-    CIDEr      = 10 · mean over n = 1…4 and over the references of sim_n
+    g_n(x)        = count of each n-gram in x · (log N - log max(1, df)),   df = images whose references have it
+    CIDEr:   sim_n = Σ g_n(c) · g_n(r) / (‖g_n(c)‖ ‖g_n(r)‖)
+    CIDEr-D: sim_n = Σ min(g_n(c), g_n(r)) · g_n(r) / (‖g_n(c)‖ ‖g_n(r)‖) · exp(-(l_c - l_r)² / (2·6²))
+    score          = 10 · mean over n = 1…4 and over the references of sim_n
 
-N is the number of images given, so a figure depends on which images are scored together, and a single image
-always scores 0. l is the length in words. (The tool counts bigrams, which comes to the same: both lengths are
-one less, except that of an empty caption, and that has similarity 0 anyway.)
+N and df come from the references given, so a figure depends on which images are scored together, and a single image
+always scores 0; or from a saved table (`DocumentFrequencies`), and then they do not. l is the length in words. (The
+tool counts bigrams, which comes to the same: both lengths are one less, except that of an empty caption, and that has
+similarity 0 anyway.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+import zipfile
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-ORDERS = 4
+from tellapart.errors import DataError
+from tellapart.metrics.ngrams import ORDERS, Captions, Numbers, Rows, Vocabulary, ngram_rows, number_captions
+
+Variant = Literal["cider-d", "cider"]
+
 _SIGMA = 6.0
 
 
 @dataclass(frozen=True)
 class CiderScores:
-    """CIDEr-D: `per_image` has shape [images], `corpus` is its mean."""
+    """CIDEr or CIDEr-D: `per_image` has shape [images], `corpus` is its mean."""
 
     corpus: float
     per_image: NDArray[np.float64]
 
 
-def cider_scores(references: Sequence[Sequence[str]], candidates: Sequence[str]) -> CiderScores:
-    """CIDEr-D of one candidate per image, document frequencies from the references given (one or more each).
+def cider_scores(
+    references: Sequence[Sequence[str]],
+    candidates: Sequence[str],
+    *,
+    variant: Variant = "cider-d",
+    frequencies: DocumentFrequencies | None = None,
+) -> CiderScores:
+    """CIDEr-D (or plain CIDEr) of one candidate per image against its references, one or more each.
 
-    Both come as tokens joined by white space, and `references[i]` belongs to `candidates[i]`.
+    Captions come as tokens joined by white space, and `references[i]` belongs to `candidates[i]`. The document
+    frequencies are those of the references given, unless a table is.
+
+    >>> scores = cider_scores([["a dog runs"], ["a red bus"]], ["a dog runs", "a cat"])
+    >>> scores.per_image.round(3).tolist()
+    [7.5, 0.0]
     """
-    images = len(candidates)
-    reference_counts = np.array([len(texts) for texts in references], dtype=np.int64)
-    if len(reference_counts) != images or not reference_counts.all():
-        raise ValueError("every candidate needs a list of at least one reference")
-    captions = [text.split() for text in candidates]
-    captions += [text.split() for texts in references for text in texts]
-    # Captions are numbered candidates first: caption i < images is image i's candidate.
-    image_of = np.concatenate([np.arange(images), np.repeat(np.arange(images), reference_counts)])
-    reference_image = image_of[images:]
-
-    similarity = np.zeros(len(reference_image))
-    for caption, gram in _ngrams(captions):
-        similarity += _similarities(caption, gram, image_of, images)
-
-    length = np.array([len(words) for words in captions])
-    gap = length[reference_image] - length[images:]
-    similarity *= np.exp(-(gap**2) / (2 * _SIGMA**2))
-    total = np.bincount(reference_image, similarity, minlength=images)
-    per_image = 10.0 * total / (ORDERS * reference_counts)
-    return CiderScores(corpus=float(per_image.mean()), per_image=per_image)
+    vocabulary = None if frequencies is None else frequencies.vocabulary()
+    captions = number_captions(references, candidates, vocabulary)
+    cider = Cider(captions, variant, frequencies)
+    for rows in ngram_rows(captions, repeated_only=frequencies is None):
+        cider.add(rows)
+    return cider.scores()
 
 
-def _ngrams(captions: Sequence[Sequence[str]]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """For n = 1…4, two aligned arrays with one entry per n-gram occurrence: its caption and its number.
+class Cider:
+    """CIDEr of numbered captions, order by order: `add` the rows of each n = 1…4, then ask for the `scores`.
 
-    All captions lie in one flat array of word numbers. An (n+1)-gram is the n-gram starting at the same place
-    and the word after it, so each order is numbered afresh from pairs: numbers stay small and never overflow.
+    With `frequencies`, the captions must be numbered by that table's `vocabulary()` and the rows be all rows: an
+    n-gram that occurs once in the captions may be frequent in the table.
     """
-    vocabulary: dict[str, int] = {}
-    words = np.array(
-        [vocabulary.setdefault(word, len(vocabulary)) for caption in captions for word in caption],
-        dtype=np.int64,
-    )
-    caption_of = np.repeat(np.arange(len(captions)), [len(caption) for caption in captions])
-    start, gram = np.arange(len(words)), words
-    for n in range(1, ORDERS + 1):
-        yield caption_of[start], gram
-        fits = start + n < len(words)
-        start, gram = start[fits], gram[fits]
-        same = caption_of[start] == caption_of[start + n]
-        start, gram = start[same], gram[same]
-        gram = np.unique(gram * len(vocabulary) + words[start + n], return_inverse=True)[1]
+
+    def __init__(self, captions: Captions, variant: Variant, frequencies: DocumentFrequencies | None) -> None:
+        if variant not in ("cider-d", "cider"):
+            raise ValueError(f"variant must be 'cider-d' or 'cider', got '{variant}'")
+        self._captions = captions
+        self._clipped = variant == "cider-d"
+        self._frequencies = frequencies
+        self._lookup = None if frequencies is None else _Lookup(frequencies, captions)
+        self._similarity = np.zeros(len(captions.lengths))
+
+    def add(self, rows: Rows) -> None:
+        """The (clipped) tf-idf cosine of every reference with the candidate of its image, for one n."""
+        captions, images = self._captions, self._captions.images
+        if self._frequencies is None or self._lookup is None:
+            logarithm = np.log(max(1, images))
+            frequency = _document_frequency(rows, captions)
+        else:
+            logarithm = np.log(max(1, self._frequencies.images))
+            frequency = self._lookup.next_order(rows)
+        idf = logarithm - np.log(np.maximum(1, frequency))
+        weight = rows.count * idf[rows.gram]
+        square = np.bincount(rows.caption, weight**2, minlength=len(captions.lengths))
+        if self._frequencies is None:
+            # n-grams that occur nowhere else have no row; each weighs log N.
+            in_rows = np.bincount(rows.caption, rows.count, minlength=len(captions.lengths))
+            alone = np.maximum(0, captions.lengths - (rows.order - 1)) - in_rows
+            square = square + alone * logarithm**2
+        norm = np.sqrt(square)
+
+        # The reference rows after each row of a candidate.
+        before = np.cumsum(rows.others) - rows.others
+        row = np.arange(rows.others.sum()) + np.repeat(rows.said + 1 - before, rows.others)
+        in_candidate, in_reference = np.repeat(weight[rows.said], rows.others), weight[row]
+        if self._clipped:
+            in_candidate = np.minimum(in_candidate, in_reference)
+        dot = np.bincount(rows.caption[row], in_candidate * in_reference, minlength=len(captions.lengths))
+        scale = norm[captions.candidate][captions.image_of] * norm
+        self._similarity += np.divide(dot, scale, out=np.zeros(len(scale)), where=scale > 0)
+
+    def scores(self) -> CiderScores:
+        captions = self._captions
+        similarity = self._similarity
+        if self._clipped:
+            gap = captions.lengths[captions.candidate][captions.image_of] - captions.lengths
+            similarity = similarity * np.exp(-(gap**2) / (2 * _SIGMA**2))
+        # A candidate has no entry of its own: only references got a dot product.
+        total = np.bincount(captions.image_of, similarity, minlength=captions.images)
+        per_image = 10.0 * total / (ORDERS * captions.references)
+        return CiderScores(corpus=float(per_image.mean()), per_image=per_image)
 
 
-def _similarities(
-    caption: NDArray[np.int64], gram: NDArray[np.int64], image_of: NDArray[np.int64], images: int
-) -> NDArray[np.float64]:
-    """Clipped tf-idf cosine, for one n, of every reference with the candidate of its image: [references]."""
-    grams = int(gram.max(initial=0)) + 1
-    rows, count = np.unique(caption * grams + gram, return_counts=True)
-    caption, gram = np.divmod(rows, grams)
-    candidates = int(np.searchsorted(caption, images))  # rows are sorted, the candidates' come first
+def _document_frequency(rows: Rows, captions: Captions) -> Numbers:
+    """Per n-gram, the images whose references have it."""
+    # A group's last row is the candidate's only if no reference has the n-gram.
+    last = np.append(rows.group[1:], len(rows.gram)) - 1 if len(rows.group) else rows.group
+    in_references = ~captions.is_candidate[rows.caption[last]]
+    return np.bincount(rows.group_gram[in_references], minlength=len(rows.key))
 
-    key = image_of[caption] * grams + gram
-    candidate_key, reference_key = key[:candidates], key[candidates:]
-    frequency = np.bincount(np.unique(reference_key) % grams, minlength=grams)
-    idf = np.log(images) - np.log(np.maximum(1, frequency))
-    weight = count * idf[gram]
-    norm = np.sqrt(np.bincount(caption, weight**2, minlength=len(image_of)))
 
-    # Each reference n-gram looks up its weight in the candidate: 0 when absent. The extra entry stands for
-    # "beyond the last key" and matches nothing.
-    place = np.searchsorted(candidate_key, reference_key)
-    found = np.append(candidate_key, -1)[place] == reference_key
-    in_candidate = np.where(found, np.append(weight[:candidates], 0.0)[place], 0.0)
-    in_reference = weight[candidates:]
-    dot = np.bincount(
-        caption[candidates:] - images,
-        np.minimum(in_candidate, in_reference) * in_reference,
-        minlength=len(image_of) - images,
-    )
-    scale = norm[image_of[images:]] * norm[images:]
-    cosine = np.zeros(len(scale))
-    np.divide(dot, scale, out=cosine, where=scale > 0)
-    return cosine
+@dataclass(frozen=True)
+class DocumentFrequencies:
+    """How many images have each n-gram (n = 1…4) in their references: CIDEr's idf, independent of the images scored.
+
+    images: number of images counted
+    words:  the words, in the order of their numbers 0, 1, …
+    keys:   for n = 2, 3, 4: each n-gram as (number of its first n-1 words) · len(words) + number of the last, rising;
+            the n-gram's own number is its place here
+    counts: for n = 1…4: images per n-gram
+
+    >>> table = DocumentFrequencies.count([["a dog runs", "a dog"], ["a cat"]])
+    >>> table["a"], table["a dog"], table["dog a"]
+    (2, 1, 0)
+    """
+
+    images: int
+    words: tuple[str, ...]
+    keys: tuple[Numbers, ...]
+    counts: tuple[Numbers, ...]
+
+    @classmethod
+    def count(cls, references: Sequence[Sequence[str]]) -> DocumentFrequencies:
+        """From the references of each image, as tokens joined by white space."""
+        captions = number_captions(references, [""] * len(references), Vocabulary())
+        # Word numbers start at 1, after the border: the shift below makes them start at 0.
+        size = len(captions.vocabulary)
+        keys, counts = [], []
+        for rows in ngram_rows(captions, repeated_only=False):
+            counts.append(_document_frequency(rows, captions))
+            if rows.order > 1:
+                prefix, last = np.divmod(rows.key, size)
+                keys.append(prefix * (size - 1) + last - 1)
+        return cls(len(references), tuple(captions.vocabulary.words), tuple(keys), tuple(counts))
+
+    def vocabulary(self) -> Vocabulary:
+        """A new numbering of words in which this table's come first, in its order."""
+        return Vocabulary(self.words)
+
+    def find(self, prefix: Numbers, word: Numbers, order: int) -> Numbers:
+        """Numbers of n-grams, n = `order` > 1, given as the numbers of first n-1 words and last word; -1 where none."""
+        keys = self.keys[order - 2]
+        wanted = np.where((prefix >= 0) & (word < len(self.words)), prefix * len(self.words) + word, -1)
+        place = np.searchsorted(keys, wanted)
+        # The extra entry stands for "beyond the last key"; it is below -1, so that it equals nothing wanted.
+        return np.where(np.append(keys, -2)[place] == wanted, place, -1)
+
+    def __getitem__(self, ngram: str) -> int:
+        """The images that have an n-gram of one to four words, as tokens joined by white space; 0 when none has."""
+        words = ngram.split()
+        if not 1 <= len(words) <= ORDERS:
+            raise ValueError(f"an n-gram has 1 to {ORDERS} words, got {len(words)}")
+        numbers = self.vocabulary().number([ngram])[0].astype(np.int64) - 1
+        number = np.where(numbers[:1] < len(self.words), numbers[:1], -1)
+        for order in range(2, len(words) + 1):
+            number = self.find(number, numbers[order - 1 : order], order)
+        return int(self.counts[len(words) - 1][number[0]]) if number[0] >= 0 else 0
+
+    def save(self, path: Path) -> None:
+        """Write one file (NumPy's zip format, no pickle); it gets its name only when it is complete."""
+        arrays = {f"keys_{n}": array for n, array in enumerate(self.keys, start=2)}
+        arrays |= {f"counts_{n}": array for n, array in enumerate(self.counts, start=1)}
+        # No word holds white space, so a line each is safe.
+        words = np.frombuffer("\n".join(self.words).encode("utf-8"), dtype=np.uint8)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        try:
+            with open(temporary, "wb") as handle:
+                np.savez_compressed(handle, allow_pickle=False, images=np.array(self.images), words=words, **arrays)
+                handle.flush()
+                os.fsync(handle.fileno())
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: Path) -> DocumentFrequencies:
+        """Read what `save` wrote; anything else is a `DataError`."""
+        try:
+            with np.load(path, allow_pickle=False) as stored:
+                words = tuple(bytes(stored["words"]).decode("utf-8").split("\n"))
+                keys = tuple(stored[f"keys_{n}"] for n in range(2, ORDERS + 1))
+                counts = tuple(stored[f"counts_{n}"] for n in range(1, ORDERS + 1))
+                images = int(stored["images"])
+        except FileNotFoundError:
+            raise DataError(f"{path}: this table of document frequencies does not exist; check the path") from None
+        except (KeyError, ValueError, TypeError, EOFError, OSError, AttributeError, zipfile.BadZipFile):
+            raise DataError(f"{path}: not a table of document frequencies; save it again") from None
+        words = words if words != ("",) else ()
+        sizes = [len(words), *map(len, keys)]
+        if sizes != [len(array) for array in counts]:
+            raise DataError(f"{path}: this table of document frequencies is damaged; save it again")
+        return cls(images, words, keys, counts)
+
+
+class _Lookup:
+    """The table's frequencies of the n-grams that begin at each word of some captions, one order after the other."""
+
+    def __init__(self, table: DocumentFrequencies, captions: Captions) -> None:
+        self._table = table
+        # Word numbers of captions start at 1, after the border; those of the table at 0.
+        self._words = captions.words.astype(np.int64) - 1
+        self._number = np.where(self._words < len(table.words), self._words, -1)
+
+    def next_order(self, rows: Rows) -> Numbers:
+        """Images per n-gram of `rows`; to be called for n = 1, 2, 3, 4 in turn."""
+        if rows.order > 1:
+            last = self._words[rows.order - 1 :]
+            self._number = self._table.find(self._number[: len(last)], last, rows.order)
+        number = self._number[rows.place]
+        # n-grams that the table lacks take the extra entry, a 0.
+        return np.append(self._table.counts[rows.order - 1], 0)[number]

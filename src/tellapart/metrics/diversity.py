@@ -1,9 +1,45 @@
-"""How varied the captions of a test set are, whatever their quality."""
+"""How varied captions are: over a test set, and among several captions of one image.
+
+Over a test set (`caption_diversity`): the shares of distinct and of novel captions, the vocabulary, the mean length.
+
+Among the n captions c_1 … c_n of each image (`candidate_scores`), averaged over the images unless it is said otherwise:
+
+    Div_k             different k-grams of the n captions / (their words + 1e-6)
+    mBLEU_4_corpus    corpus BLEU-4 of the captions c_i of all images, the other n - 1 as references; mean over i
+    mBLEU_4_sentence  the same, but the mean of the sentences' BLEU-4
+    SelfCIDEr_Luo     log_n(Σ √λ / √λ_max), λ the eigenvalues (at least 0) of K_ij = CIDEr(c_i, c_j)
+    SelfCIDEr_Wang    the same for K_ij = K_ji = CIDEr-D(c_i, c_j), i ≤ j, c_j the reference; λ its singular values
+    distinct_within   different captions / n;  novel_within: captions that are no exact training caption / n
+    oracle_METRIC     the largest METRIC among the n captions, each metric with a maximum of its own
+
+Low mBLEU is varied; of the others, high is. Published figures name neither variant of mBLEU and SelfCIDEr as a rule:
+the first of each is of the COS-CVAE and Luo's code, the second of the paper that proposed them (Wang and Chan 2019).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tellapart.errors import DataError, did_you_mean
+from tellapart.metrics.bleu import bleu_scores
+from tellapart.metrics.cider import DocumentFrequencies, cider_scores
+from tellapart.metrics.ngrams import ORDERS
+from tellapart.metrics.pairwise import CaptionPairs
+from tellapart.metrics.rouge import rouge_scores
+
+Texts = Sequence[Sequence[str]]
+Figures = NDArray[np.float64]
+# Quality of one candidate per image: metric → [images].
+Quality = Callable[[Texts, Sequence[str]], dict[str, Figures]]
+
+# The published code's, so that n empty captions are no division by zero.
+_SMALL = 1e-6
+# Eigenvalues that are zero but for rounding, as when captions repeat; their roots would not be small.
+_ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
@@ -27,6 +63,9 @@ def caption_diversity(captions: Sequence[str], training_captions: Iterable[str] 
 
     The training captions must have gone through the same tokeniser, or all captions look novel. An empty
     caption counts as neither distinct nor novel: a model that says nothing must not gain by it.
+
+    >>> caption_diversity(["a dog", "a dog", "a red car"], training_captions=["a dog"])
+    Diversity(distinct=0.6666666666666666, novel=0.3333333333333333, vocabulary=4, mean_length=2.3333333333333335)
     """
     if not captions:
         raise ValueError("diversity needs at least one caption")
@@ -42,3 +81,160 @@ def caption_diversity(captions: Sequence[str], training_captions: Iterable[str] 
         vocabulary=len({word for caption in words for word in caption}),
         mean_length=sum(map(len, words)) / len(words),
     )
+
+
+@dataclass(frozen=True)
+class CandidateScores:
+    """Figures of n captions per image.
+
+    corpus:    name → figure over all images
+    per_image: name → [images], for the figures that are means over the images: all but mBLEU_4_corpus
+    """
+
+    corpus: dict[str, float]
+    per_image: dict[str, Figures]
+
+
+def candidate_scores(
+    candidates: Texts,
+    references: Texts,
+    *,
+    frequencies: DocumentFrequencies | None = None,
+    training_captions: Iterable[str] | None = None,
+    oracle: Sequence[str] = ("bleu", "rouge", "cider"),
+    on_progress: Callable[[int, int], None] | None = None,
+) -> CandidateScores:
+    """All figures of this module's table for n ≥ 2 captions per image; captions are tokens joined by blanks.
+
+    Args:
+        candidates: the same number of captions for every image.
+        references: of the same images, in the same order.
+        frequencies: document frequencies for SelfCIDEr; those of the references by default. (The oracle's are always
+            those of the references, as in a single caption's CIDEr-D.)
+        training_captions: for novel_within, which is left out without them; tokenised like the candidates.
+        oracle: metrics to take the best caption by, of "bleu", "rouge", "cider", "meteor" (slow).
+        on_progress: called with steps done and steps in all.
+
+    Example:
+        >>> scores = candidate_scores([["a dog", "a dog"], ["a cat", "a bus"]], [["a dog runs"], ["a cat sits"]])
+        >>> scores.per_image["distinct_within"].tolist()
+        [0.5, 1.0]
+    """
+    slots = _slots(candidates, references)
+    unknown = [name for name in oracle if name not in ORACLE]
+    if unknown:
+        raise DataError(f"no oracle by '{unknown[0]}'{did_you_mean(unknown[0].lower(), ORACLE)}")
+    best: dict[str, Figures] = {}
+    mutual: list[float] = []
+    sentences = np.zeros(len(candidates))
+    for i, slot in enumerate(slots):
+        others = [[text for j, text in enumerate(texts) if j != i] for texts in candidates]
+        bleu = bleu_scores(others, slot)
+        mutual.append(float(bleu.corpus[ORDERS - 1]))
+        sentences += bleu.per_image[:, ORDERS - 1] / len(slots)
+        for name in oracle:
+            for metric, figures in ORACLE[name](references, slot).items():
+                best[metric] = np.maximum(best.get(metric, figures), figures)
+        if on_progress is not None:
+            on_progress(i + 1, len(slots))
+
+    luo, wang = self_cider(candidates, DocumentFrequencies.count(references) if frequencies is None else frequencies)
+    per_image = {
+        "Div_1": distinct_ngrams(candidates, 1),
+        "Div_2": distinct_ngrams(candidates, 2),
+        "mBLEU_4_sentence": sentences,
+        "SelfCIDEr_Luo": luo,
+        "SelfCIDEr_Wang": wang,
+        "distinct_within": _distinct_within(candidates),
+    }
+    if training_captions is not None:
+        per_image["novel_within"] = _novel_within(candidates, training_captions)
+    per_image |= {f"oracle_{metric}": figures for metric, figures in best.items()}
+    corpus = {"mBLEU_4_corpus": float(np.mean(mutual))}
+    return CandidateScores(corpus | {name: float(figures.mean()) for name, figures in per_image.items()}, per_image)
+
+
+def distinct_ngrams(candidates: Texts, n: int) -> Figures:
+    """Div-n: an image's different n-grams / its words (not its n-grams), per image.
+
+    >>> distinct_ngrams([["a dog runs", "a dog sits"]], 2).round(3).tolist()
+    [0.5]
+    """
+    shares = np.empty(len(candidates))
+    for image, texts in enumerate(candidates):
+        captions = [text.split() for text in texts]
+        grams = {tuple(words[i : i + n]) for words in captions for i in range(len(words) - n + 1)}
+        shares[image] = len(grams) / (sum(map(len, captions)) + _SMALL)
+    return shares
+
+
+def self_cider(candidates: Texts, frequencies: DocumentFrequencies) -> tuple[Figures, Figures]:
+    """SelfCIDEr per image, by Luo's and by Wang's definition: 0 when all say the same, 1 when nothing is in common.
+
+    The same number of captions, at least two, for every image. Captions that say nothing at all give 0.
+    """
+    captions = len(candidates[0])
+    pairs = CaptionPairs([text for texts in candidates for text in texts], frequencies)
+    plain = np.empty((len(candidates), captions, captions))
+    clipped = np.empty_like(plain)
+    for image in range(len(candidates)):
+        rows = np.arange(image * captions, (image + 1) * captions)
+        plain[image] = pairs.cider(rows, rows)
+        clipped[image] = pairs.cider_d(rows, rows)
+    mirrored = np.triu(clipped) + np.triu(clipped, 1).swapaxes(1, 2)
+    # The singular values of a symmetric matrix are the absolute eigenvalues.
+    return _spread(np.linalg.eigvalsh(plain)), _spread(np.abs(np.linalg.eigvalsh(mirrored)))
+
+
+def _spread(values: NDArray[np.floating]) -> Figures:
+    """log_m(Σ √λ / √λ_max) over the last axis."""
+    largest = values.max(axis=1, keepdims=True)
+    roots = np.sqrt(np.where(values > _ROUNDING * largest, values, 0.0))
+    largest = roots.max(axis=1)
+    ratio = np.divide(roots.sum(axis=1), largest, out=np.ones(len(values)), where=largest > 0)
+    return np.asarray(np.log(ratio) / np.log(values.shape[1]))
+
+
+def _distinct_within(candidates: Texts) -> Figures:
+    """Different captions / captions, per image; an empty one counts as none."""
+    return np.array([len({tuple(t.split()) for t in texts} - {()}) / len(texts) for texts in candidates])
+
+
+def _novel_within(candidates: Texts, training_captions: Iterable[str]) -> Figures:
+    """Captions that are no training caption / captions, per image; an empty one is not novel."""
+    known = {tuple(caption.split()) for caption in training_captions} | {()}
+    return np.array([sum(tuple(t.split()) not in known for t in texts) / len(texts) for texts in candidates])
+
+
+def _slots(candidates: Texts, references: Texts) -> list[list[str]]:
+    """The first captions of all images, the second ones, and so on."""
+    if len(candidates) != len(references):
+        raise DataError(f"{len(candidates)} images have captions and {len(references)} references; give both for each")
+    counts = sorted({len(texts) for texts in candidates})
+    if len(counts) > 1:
+        raise DataError(
+            f"images have between {counts[0]} and {counts[-1]} captions; give the same number for every image"
+        )
+    if not counts or counts[0] < 2:
+        raise DataError("figures among several captions per image need at least two of them")
+    return [[texts[i] for texts in candidates] for i in range(counts[0])]
+
+
+def _bleu(references: Texts, captions: Sequence[str]) -> dict[str, Figures]:
+    per_image = bleu_scores(references, captions).per_image
+    return {f"Bleu_{n + 1}": per_image[:, n] for n in range(ORDERS)}
+
+
+def _meteor(references: Texts, captions: Sequence[str]) -> dict[str, Figures]:
+    # Its tables are large: they are loaded when METEOR is asked for.
+    from tellapart.metrics.meteor import meteor_scores
+
+    return {"METEOR": meteor_scores(references, captions).per_image}
+
+
+ORACLE: dict[str, Quality] = {
+    "bleu": _bleu,
+    "rouge": lambda references, captions: {"ROUGE_L": rouge_scores(references, captions).per_image},
+    "cider": lambda references, captions: {"CIDEr": cider_scores(references, captions).per_image},
+    "meteor": _meteor,
+}

@@ -1,12 +1,35 @@
-"""Retrieval figures: at which rank does a scorer put the item that belongs to the query?"""
+"""Retrieval figures: at which rank does a scorer put the item that belongs to the query?
+
+Ranks count from 1, and a tie counts against the scorer: every item that is not the right one and scores as high goes
+before it.
+
+    text → image   rank of the caption's image   = 1 + #{other images that score at least as high}
+    image → text   best rank of its captions     = 1 + #{captions of other images that score at least as high
+                                                          as the best of its own}
+
+So a scorer that cannot tell items apart gets the last rank, and its recall is 0, below chance. One that prefers the
+same items whatever the query has every rank once and scores exactly at chance, text → image.
+
+    chance(k) = 1 - C(items - r, k) / C(items, k),   r = right items of a query;  k / items when r = 1
+
+Shares are fractions 0 … 1. Tables in papers give them in percent, and R@sum as the sum of six percentages.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+
+from tellapart.errors import DataError
+
+Scores = NDArray[np.floating]
+# (images, captions) → scores `[images, captions]` of a block of images with some of the captions.
+Similarity = Callable[[slice, NDArray[np.int64]], Scores]
+
+KS = (1, 5, 10)
 
 
 @dataclass(frozen=True)
@@ -14,7 +37,7 @@ class RankSummary:
     """Retrieval figures; shares are fractions 0…1.
 
     recalls: k → share of queries whose true item is among the first k
-    chance:  k → the same share for a scorer that knows nothing, k / items
+    chance:  k → the same share for a scorer that knows nothing
     median, mean: of the ranks;  count: number of queries
     """
 
@@ -25,19 +48,127 @@ class RankSummary:
     count: int
 
 
-def rank_of_true(scores: NDArray[np.floating], true: NDArray[np.integer]) -> NDArray[np.int64]:
+@dataclass(frozen=True)
+class RetrievalRanks:
+    """Ranks from 1 in both directions among the same images and captions.
+
+    image_to_text: `[images]`, the best rank of an image's captions
+    text_to_image: `[captions]`, the rank of a caption's image
+    captions_of:   `[images]`, how many captions each image has
+    """
+
+    image_to_text: NDArray[np.int64]
+    text_to_image: NDArray[np.int64]
+    captions_of: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class RetrievalSummary:
+    """Retrieval in both directions; means over the folds where there are several.
+
+    recall_sum: the sum of all recalls of both directions (R@sum; 6 at most for k = 1, 5, 10)
+    chance_sum: the same for a scorer that knows nothing
+    """
+
+    image_to_text: RankSummary
+    text_to_image: RankSummary
+
+    @property
+    def recall_sum(self) -> float:
+        return sum(self.image_to_text.recalls.values()) + sum(self.text_to_image.recalls.values())
+
+    @property
+    def chance_sum(self) -> float:
+        return sum(self.image_to_text.chance.values()) + sum(self.text_to_image.chance.values())
+
+    def figures(self) -> dict[str, float]:
+        """All figures by name, the chance levels beside."""
+        named: dict[str, float] = {}
+        for direction, summary in (("image_to_text", self.image_to_text), ("text_to_image", self.text_to_image)):
+            for k, recall in summary.recalls.items():
+                named[f"{direction}_R@{k}"] = recall
+                named[f"{direction}_chance_R@{k}"] = summary.chance[k]
+            named[f"{direction}_median_rank"] = summary.median
+            named[f"{direction}_mean_rank"] = summary.mean
+        return {**named, "R@sum": self.recall_sum, "chance_R@sum": self.chance_sum}
+
+
+def rank_of_true(scores: Scores, true: NDArray[np.integer]) -> NDArray[np.int64]:
     """Rank, from 1, of item `true[q]` under `scores[q]` (higher is better): items - #{j : s_j < s_true}.
 
-    A tie counts against the scorer, so one that cannot tell items apart gets the last rank, not the first.
-    So does a score that is not a number.
+    A tie counts against the scorer; a score that is not a number is a `DataError`.
+
+    >>> rank_of_true(np.array([[0.1, 0.9, 0.9]]), np.array([1])).tolist()
+    [2]
     """
     if scores.ndim != 2 or true.shape != scores.shape[:1]:
         raise ValueError(f"need scores [queries, items] and true [queries], got {scores.shape} and {true.shape}")
     queries, items = scores.shape
     if queries and not (true.min() >= 0 and true.max() < items):
         raise ValueError(f"true items must lie in 0…{items - 1}, got {true.min()}…{true.max()}")
+    _check_numbers(scores)
     own = scores[np.arange(queries), true]
     return np.asarray(items - (scores < own[:, np.newaxis]).sum(axis=1), dtype=np.int64)
+
+
+def inner_products(images: Scores, captions: Scores) -> Similarity:
+    """The similarity of embeddings `[images, width]` and `[captions, width]`, a block at a time.
+
+    Cosines are the inner products of embeddings of length 1.
+    """
+    if images.ndim != 2 or captions.ndim != 2 or images.shape[1] != captions.shape[1]:
+        raise ValueError(f"embeddings of different widths: {images.shape} and {captions.shape}")
+    return lambda rows, columns: np.asarray(images[rows] @ captions[columns].T)
+
+
+def retrieval_ranks(
+    similarity: Similarity | Scores,
+    image_of_caption: NDArray[np.integer],
+    images: int | None = None,
+    *,
+    chunk: int = 256,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> RetrievalRanks:
+    """Ranks in both directions, exactly, with `chunk × captions` scores in memory.
+
+    Args:
+        similarity: scores `[images, captions]`, or a function that gives blocks of them, such as `inner_products`.
+            It is asked for every block twice: a caption's rank needs its own image's score first.
+        image_of_caption: `[captions]`, the position of each caption's image; every image has one or more.
+        images: how many there are; by default as many as captions name.
+        chunk: images scored at a time.
+        on_progress: called with images done and images in all.
+
+    Example:
+        >>> scores = np.array([[0.9, 0.2, 0.8], [0.3, 0.7, 0.1]])
+        >>> ranks = retrieval_ranks(scores, np.array([0, 0, 1]))
+        >>> ranks.image_to_text.tolist(), ranks.text_to_image.tolist()
+        ([1, 3], [1, 2, 2])
+    """
+    owner = np.asarray(image_of_caption, dtype=np.int64)
+    images = _count_images(owner, images)
+    return _ranks(_blocks(similarity, images, len(owner)), owner, 0, images, chunk, on_progress)
+
+
+def fold_ranks(
+    similarity: Similarity | Scores,
+    image_of_caption: NDArray[np.integer],
+    folds: int = 5,
+    images: int | None = None,
+    *,
+    chunk: int = 256,
+) -> list[RetrievalRanks]:
+    """The same within each of `folds` equal runs of consecutive images and their captions.
+
+    COCO's "1K" figures are the means over 5 folds of its 5,000 test images, "5K" is `retrieval_ranks`.
+    """
+    owner = np.asarray(image_of_caption, dtype=np.int64)
+    images = _count_images(owner, images)
+    if folds < 1 or images % folds:
+        raise DataError(f"{images} images cannot be cut into {folds} equal folds; drop some, or take another number")
+    block = _blocks(similarity, images, len(owner))
+    size = images // folds
+    return [_ranks(block, owner, first, first + size, chunk, None) for first in range(0, images, size)]
 
 
 def recall_at(ranks: NDArray[np.integer], k: int) -> float:
@@ -45,14 +176,126 @@ def recall_at(ranks: NDArray[np.integer], k: int) -> float:
     return float(np.mean(ranks <= k))
 
 
-def summarize_ranks(ranks: NDArray[np.integer], items: int, ks: Sequence[int] = (1, 5, 10)) -> RankSummary:
-    """Recall at each k, beside its chance level among `items` items; median and mean rank."""
+def summarize_ranks(
+    ranks: NDArray[np.integer],
+    items: int,
+    ks: Sequence[int] = KS,
+    right: NDArray[np.integer] | int = 1,
+) -> RankSummary:
+    """Recall at each k, beside its chance level among `items` items of which `right` are right; median and mean rank.
+
+    >>> summarize_ranks(np.array([1, 2, 6, 20]), items=20).recalls
+    {1: 0.25, 5: 0.5, 10: 0.75}
+    """
     if len(ranks) == 0:
         raise ValueError("no ranks to summarize")
     return RankSummary(
         recalls={k: recall_at(ranks, k) for k in ks},
-        chance={k: min(1.0, k / items) for k in ks},
+        chance={k: _chance(k, items, np.atleast_1d(right)) for k in ks},
         median=float(np.median(ranks)),
         mean=float(np.mean(ranks)),
         count=len(ranks),
     )
+
+
+def summarize_retrieval(folds: RetrievalRanks | Sequence[RetrievalRanks], ks: Sequence[int] = KS) -> RetrievalSummary:
+    """Figures of both directions; those of several folds are averaged (the median rank is the mean of medians)."""
+    each = [folds] if isinstance(folds, RetrievalRanks) else folds
+    return RetrievalSummary(
+        image_to_text=_mean_summary(
+            [summarize_ranks(one.image_to_text, len(one.text_to_image), ks, one.captions_of) for one in each]
+        ),
+        text_to_image=_mean_summary([summarize_ranks(one.text_to_image, len(one.image_to_text), ks) for one in each]),
+    )
+
+
+def _mean_summary(folds: Sequence[RankSummary]) -> RankSummary:
+    if not folds:
+        raise ValueError("no ranks to summarize")
+    return RankSummary(
+        recalls={k: float(np.mean([fold.recalls[k] for fold in folds])) for k in folds[0].recalls},
+        chance={k: float(np.mean([fold.chance[k] for fold in folds])) for k in folds[0].chance},
+        median=float(np.mean([fold.median for fold in folds])),
+        mean=float(np.mean([fold.mean for fold in folds])),
+        count=sum(fold.count for fold in folds),
+    )
+
+
+def _chance(k: int, items: int, right: NDArray[np.integer]) -> float:
+    """Chance of a right item among the first k, averaged over queries that have `right` such items among `items`.
+
+    All of the first k are wrong with Π_{i<k} (items - right - i) / (items - i).
+    """
+    drawn = np.arange(min(k, items))[:, np.newaxis]
+    wrong = np.maximum(items - right - drawn, 0) / (items - drawn)
+    return float(np.mean(1.0 - np.prod(wrong, axis=0)))
+
+
+def _ranks(
+    block: Similarity,
+    owner: NDArray[np.int64],
+    first: int,
+    last: int,
+    chunk: int,
+    on_progress: Callable[[int, int], None] | None,
+) -> RetrievalRanks:
+    """Ranks among the images first … last - 1 and their captions."""
+    columns = np.flatnonzero((owner >= first) & (owner < last))
+    owner = owner[columns] - first
+    images = last - first
+    image_to_text = np.empty(images, dtype=np.int64)
+    own = np.empty(len(columns))
+    above = np.zeros(len(columns), dtype=np.int64)
+    starts = range(0, images, chunk)
+    for counting in (False, True):
+        for done, start in enumerate(starts):
+            stop = min(start + chunk, images)
+            scores = np.asarray(block(slice(first + start, first + stop), columns))
+            if scores.shape != (stop - start, len(columns)):
+                raise ValueError(f"scores of {stop - start} images and {len(columns)} captions are {scores.shape}")
+            here = np.flatnonzero((owner >= start) & (owner < stop))
+            if counting:
+                # Each image's own captions see it as the right one, not as one that goes before.
+                above += (scores >= own.astype(scores.dtype)).sum(axis=0)
+                above[here] -= 1
+            else:
+                _check_numbers(scores)
+                own[here] = scores[owner[here] - start, here]
+                image_to_text[start:stop] = _best_ranks(scores, owner - start, here)
+            if on_progress is not None:
+                on_progress(min(images, (counting * images + min(images, (done + 1) * chunk)) // 2), images)
+    return RetrievalRanks(image_to_text, above + 1, np.bincount(owner, minlength=images))
+
+
+def _best_ranks(scores: Scores, owner: NDArray[np.int64], own: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Best rank of each row's own captions; `own` are the captions whose `owner` is one of the rows."""
+    best = np.full(len(scores), -np.inf, dtype=scores.dtype)
+    np.maximum.at(best, owner[own], scores[owner[own], own])
+    as_high = (scores >= best[:, np.newaxis]).sum(axis=1)
+    its_own = np.bincount(owner[own], scores[owner[own], own] >= best[owner[own]], minlength=len(scores))
+    return np.asarray(1 + as_high - its_own.astype(np.int64), dtype=np.int64)
+
+
+def _blocks(similarity: Similarity | Scores, images: int, captions: int) -> Similarity:
+    if callable(similarity):
+        return similarity
+    if similarity.shape != (images, captions):
+        raise ValueError(f"scores must be [{images} images, {captions} captions], got {similarity.shape}")
+    scores = similarity
+    return lambda rows, columns: scores[rows][:, columns]
+
+
+def _count_images(owner: NDArray[np.int64], images: int | None) -> int:
+    if owner.ndim != 1 or len(owner) == 0 or owner.min() < 0:
+        raise DataError("every caption needs the position of its image, from 0, and there must be one at least")
+    count = np.bincount(owner, minlength=images or 0)
+    if images is not None and len(count) > images:
+        raise DataError(f"a caption belongs to image {len(count) - 1}, but there are {images} images")
+    if not count.all():
+        raise DataError(f"image {int(np.argmin(count))} has no caption; every image needs one")
+    return len(count)
+
+
+def _check_numbers(scores: Scores) -> None:
+    if np.isnan(scores).any():
+        raise DataError("a score is not a number (NaN); the model that gave it has diverged: train it anew")

@@ -1,88 +1,171 @@
-"""All caption metrics in one call, under the names the COCO caption tool prints."""
+"""All caption metrics in one call, under the names the COCO caption tool prints.
+
+| family | keys |
+|---|---|
+| bleu | `Bleu_1` … `Bleu_4` |
+| meteor | `METEOR` (needs the data of pycocoevalcap) |
+| rouge | `ROUGE_L` |
+| cider | `CIDEr` (what the tool prints under this name is CIDEr-D) |
+| spice | `SPICE` (needs Java 8 or 11 and CoreNLP) |
+| diversity | `distinct`, `novel`, `vocabulary`, `mean_length`; of several captions per image also `Div_1`, … |
+"""
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from tellapart.errors import DataError
-from tellapart.metrics.bleu import ORDERS, bleu_scores
-from tellapart.metrics.cider import cider_scores
-from tellapart.metrics.diversity import caption_diversity
-from tellapart.text import plain_words
+import numpy as np
+from numpy.typing import NDArray
 
-FAMILIES = ("bleu", "cider", "diversity")
+from tellapart.errors import DataError, MissingExtraError
+from tellapart.metrics.bleu import ORDERS, Bleu, BleuScores
+from tellapart.metrics.cider import Cider, CiderScores, DocumentFrequencies
+from tellapart.metrics.diversity import ORACLE, candidate_scores, caption_diversity
+from tellapart.metrics.ngrams import Captions, ngram_rows, number_captions
+from tellapart.metrics.ptb import tokenize
+from tellapart.metrics.rouge import rouge_of, rouge_scores
+from tellapart.metrics.spice import spice_scores, why_no_spice
+
+FAMILIES = ("bleu", "meteor", "rouge", "cider", "spice", "diversity")
 
 
 @dataclass(frozen=True)
 class Scores:
     """Figures of one set of captions.
 
-    corpus:    metric → figure over all images
-    per_image: metric → image id → figure (Bleu_1…4 at sentence level, CIDEr); the diversity figures have none
+    corpus:       metric → figure over all images
+    per_image:    metric → image id → figure (Bleu_1…4 at sentence level); not for figures of the corpus as a whole
+    not_reported: metric → why it could not be computed, in one line
     """
 
-    corpus: dict[str, float]
-    per_image: dict[str, dict[str, float]]
-
-
-def tokenize(captions: Sequence[str]) -> list[str]:
-    """Each caption as lower-case words joined by single blanks, without punctuation.
-
-    Letters and digits are kept, an apostrophe inside a word vanishes ("dog's" → "dogs"), all else separates
-    words. These are not the Penn Treebank (PTB) tokens of the COCO caption tool: figures by these tokens
-    differ slightly from published ones. Pass PTB tokens with `tokenized=True` to get those exactly.
-    """
-    return [" ".join(plain_words(caption)) for caption in captions]
+    corpus: dict[str, float] = field(default_factory=dict)
+    per_image: dict[str, dict[str, float]] = field(default_factory=dict)
+    not_reported: dict[str, str] = field(default_factory=dict)
 
 
 def evaluate(
     references: Mapping[str, Sequence[str]],
-    candidates: Mapping[str, str],
+    candidates: Mapping[str, str | Sequence[str]],
     *,
     tokenized: bool = False,
     training_captions: Iterable[str] | None = None,
     metrics: Sequence[str] | None = None,
+    frequencies: DocumentFrequencies | None = None,
 ) -> Scores:
-    """Score one candidate per image id against that image's references.
+    """Score one or several candidates per image id against that image's references.
 
-    references, candidates: by image id, with the same ids in both
-    tokenized:         the captions, training captions too, are tokens joined by blanks: take them as they are
-    training_captions: for `novel`, which is left out without them
-    metrics:           families to compute, of "bleu", "cider" and "diversity"; all of them when None
+    With a list of captions per image, the same number for each, the quality figures are those of the first one; the
+    figures of all of them (Div-n, mBLEU, SelfCIDEr, the best caption by each metric) join the diversity family.
+
+    Args:
+        references, candidates: by image id, with the same ids in both
+        tokenized:         the captions, training captions too, are tokens joined by blanks: take them as they are
+        training_captions: for `novel`, which is left out without them
+        metrics:           families to compute, of "bleu", "meteor", "rouge", "cider", "spice" and "diversity"; None
+                           stands for all that can be computed here, and `Scores.not_reported` says why others cannot
+        frequencies:       document frequencies for CIDEr; those of the references when None
+
+    Example:
+        >>> references = {"1": ["A dog runs."], "2": ["A red bus."]}
+        >>> round(evaluate(references, {"1": "a dog", "2": "A bus"}, metrics=["bleu"]).corpus["Bleu_1"], 3)
+        0.607
     """
     families = _known_families(metrics)
     _check_ids(references, candidates)
     ids = list(candidates)
-    texts = [candidates[i] for i in ids]
-    reference_texts = [list(references[i]) for i in ids]
+    said = _captions_per_image(candidates)
+    groups = [list(references[i]) for i in ids]
+    training = None if training_captions is None else list(training_captions)
     if not tokenized:
-        texts = tokenize(texts)
-        reference_texts = [tokenize(group) for group in reference_texts]
+        said = [tokenize(captions) for captions in said]
+        groups = [tokenize(group) for group in groups]
+        training = None if training is None else tokenize(training)
+    first = [captions[0] for captions in said]
 
-    corpus: dict[str, float] = {}
-    per_image: dict[str, dict[str, float]] = {}
-    if "bleu" in families:
-        bleu = bleu_scores(reference_texts, texts)
+    scores = Scores()
+
+    def add(metric: str, corpus: float, per_image: NDArray[np.float64]) -> None:
+        scores.corpus[metric] = corpus
+        scores.per_image[metric] = dict(zip(ids, per_image.tolist(), strict=True))
+
+    # BLEU and CIDEr count the same n-grams; they are reported in the tool's order, METEOR and ROUGE-L between them.
+    captions = number_captions(groups, first, None if frequencies is None else frequencies.vocabulary())
+    bleu, cider = _by_ngrams(captions, families, frequencies)
+    if bleu is not None:
         for n in range(ORDERS):
-            corpus[f"Bleu_{n + 1}"] = float(bleu.corpus[n])
-            per_image[f"Bleu_{n + 1}"] = dict(zip(ids, bleu.per_image[:, n].tolist(), strict=True))
-    if "cider" in families:
-        cider = cider_scores(reference_texts, texts)
-        corpus["CIDEr"] = cider.corpus
-        per_image["CIDEr"] = dict(zip(ids, cider.per_image.tolist(), strict=True))
+            add(f"Bleu_{n + 1}", float(bleu.corpus[n]), bleu.per_image[:, n])
+    if "meteor" in families:
+        try:
+            # Its tables are large: they are loaded when METEOR is asked for.
+            from tellapart.metrics.meteor import meteor_scores
+
+            meteor = meteor_scores(groups, first)
+            add("METEOR", meteor.corpus, meteor.per_image)
+        except MissingExtraError as error:
+            if metrics is not None:
+                raise
+            scores.not_reported["METEOR"] = str(error)
+    if "rouge" in families:
+        rouge = rouge_of(captions) if captions.single_blanks else rouge_scores(groups, first)
+        add("ROUGE_L", rouge.corpus, rouge.per_image)
+    if cider is not None:
+        add("CIDEr", cider.corpus, cider.per_image)
+    if "spice" in families:
+        reason = why_no_spice()
+        if reason is None:
+            spice = spice_scores(groups, first)
+            add("SPICE", spice.corpus, spice.per_image)
+        else:
+            scores.not_reported["SPICE"] = reason
     if "diversity" in families:
-        training = training_captions
-        if training is not None and not tokenized:
-            training = tokenize(list(training))
-        diversity = caption_diversity(texts, training)
-        corpus["distinct"] = diversity.distinct
+        diversity = caption_diversity(first, training)
+        scores.corpus["distinct"] = diversity.distinct
         if diversity.novel is not None:
-            corpus["novel"] = diversity.novel
-        corpus["vocabulary"] = float(diversity.vocabulary)
-        corpus["mean_length"] = diversity.mean_length
-    return Scores(corpus=corpus, per_image=per_image)
+            scores.corpus["novel"] = diversity.novel
+        scores.corpus["vocabulary"] = float(diversity.vocabulary)
+        scores.corpus["mean_length"] = diversity.mean_length
+        if len(said[0]) > 1:
+            # The best of n captions, by each metric that is reported for the first.
+            best_by = [family for family in families if family in ORACLE and family.upper() not in scores.not_reported]
+            several = candidate_scores(
+                said, groups, frequencies=frequencies, training_captions=training, oracle=best_by
+            )
+            scores.corpus.update(several.corpus)
+            for metric, figures in several.per_image.items():
+                scores.per_image[metric] = dict(zip(ids, figures.tolist(), strict=True))
+    return scores
+
+
+def _by_ngrams(
+    captions: Captions, families: Sequence[str], frequencies: DocumentFrequencies | None
+) -> tuple[BleuScores | None, CiderScores | None]:
+    """BLEU and CIDEr-D, whichever is asked for, from one count of the n-grams."""
+    if "bleu" not in families and "cider" not in families:
+        return None, None
+    bleu = Bleu(captions) if "bleu" in families else None
+    cider = Cider(captions, "cider-d", frequencies) if "cider" in families else None
+    for rows in ngram_rows(captions, repeated_only=frequencies is None):
+        if bleu is not None:
+            bleu.add(rows)
+        if cider is not None:
+            cider.add(rows)
+    return None if bleu is None else bleu.scores(), None if cider is None else cider.scores()
+
+
+def _captions_per_image(candidates: Mapping[str, str | Sequence[str]]) -> list[list[str]]:
+    """Each image's captions as a list; all of the same length, at least one."""
+    said = [[captions] if isinstance(captions, str) else list(captions) for captions in candidates.values()]
+    for i, captions in zip(candidates, said, strict=True):
+        if not captions:
+            raise DataError(f"image id '{i}' has an empty list of candidates; caption it or drop its references")
+        if len(captions) != len(said[0]):
+            raise DataError(
+                f"image id '{i}' has {len(captions)} candidates and '{next(iter(candidates))}' has {len(said[0])}; "
+                "give the same number for every image"
+            )
+    return said
 
 
 def _known_families(metrics: Sequence[str] | None) -> Sequence[str]:
@@ -97,8 +180,8 @@ def _known_families(metrics: Sequence[str] | None) -> Sequence[str]:
     return metrics
 
 
-def _check_ids(references: Mapping[str, Sequence[str]], candidates: Mapping[str, str]) -> None:
-    """Every image has one candidate and at least one reference, or the message says which has not."""
+def _check_ids(references: Mapping[str, Sequence[str]], candidates: Mapping[str, str | Sequence[str]]) -> None:
+    """Every image has candidates and at least one reference, or the message says which has not."""
     if not candidates:
         raise DataError("no candidates to evaluate; give one caption per image id")
     unknown = [i for i in candidates if i not in references]

@@ -1,0 +1,201 @@
+"""The beam search of `definition.py` for many pairs of captions at once.
+
+Idea: all pairs go through their references side by side, one word a step. A partial alignment ("path") is a handful of
+integers, so a step is a few array operations on all paths of all pairs. What a path is ranked by adds up from step to
+step, so it is kept in one number, with the pair in front: sorting these numbers ranks the paths within each pair.
+
+    bits:  pair | most gain possible - gain | chunks | distance | order of making
+
+The order breaks ties as a stable sort would. Which matches a path has taken is not carried along, but read back from
+the steps for the one path that wins.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tellapart.metrics.meteor.definition import BEAM, EXACT
+from tellapart.metrics.meteor.matches import Ints, Matches, expand
+
+_PAIRS_AT_ONCE = 1024
+_DISTANCE_BITS, _CHUNK_BITS, _GAIN_BITS, _ORDER_BITS = 16, 7, 7, 23
+_PAIR_SHIFT = _DISTANCE_BITS + _CHUNK_BITS + _GAIN_BITS
+_CHUNK = 1 << _DISTANCE_BITS
+_GAIN = _CHUNK << _CHUNK_BITS
+_NO_GAIN = ((1 << _GAIN_BITS) - 1) * _GAIN
+_MOST_MATCHES_AT_A_WORD = (1 << _ORDER_BITS) // (_PAIRS_AT_ONCE * BEAM) - 1
+
+Masks = NDArray[np.uint64]
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Alignments:
+    """chunks: [pairs]. chosen: which of the matches are aligned. too_large: [pairs] whose numbers would overflow."""
+
+    chunks: Ints
+    chosen: Ints
+    too_large: Flags
+
+
+def align_all(matches: Matches, lengths: Ints) -> Alignments:
+    """The best alignment of every pair, given its matches and the lengths of the references."""
+    pairs = len(lengths)
+    at_word = np.bincount(matches.pair << 6 | matches.start, minlength=pairs << 6)
+    certain = _alone(matches, pairs)
+    distance = np.abs(matches.start - matches.candidate_start)
+    too_large = np.bincount(matches.pair, distance, minlength=pairs) >= _CHUNK
+    too_large |= at_word.reshape(pairs, 64).max(axis=1, initial=0) > _MOST_MATCHES_AT_A_WORD
+
+    # Pairs of one length together: none waits for longer ones.
+    order = np.argsort(lengths, kind="stable")
+    order = order[~too_large[order]]
+    first_match = np.searchsorted(matches.pair, np.arange(pairs + 1))
+    chunks = np.zeros(pairs, dtype=np.int64)
+    chosen = [np.flatnonzero(certain)]
+    for begin in range(0, len(order), _PAIRS_AT_ONCE):
+        some = order[begin : begin + _PAIRS_AT_ONCE]
+        pair, place = expand(first_match[some], first_match[some + 1] - first_match[some])
+        search = _Search(matches, pair, place, certain[place], len(some), int(lengths[some[-1]]))
+        chunks[some], found = search.run()
+        chosen.append(found)
+    return Alignments(chunks, np.concatenate(chosen), too_large)
+
+
+def _alone(matches: Matches, pairs: int) -> Flags:
+    """Whether no other match covers a word of this one, on either side."""
+    alone = np.ones(len(matches.pair), dtype=bool)
+    for start, length in ((matches.start, matches.length), (matches.candidate_start, matches.candidate_length)):
+        begin = matches.pair << 6 | start
+        cover = np.bincount(expand(begin, length)[1], minlength=pairs << 6)
+        more = np.concatenate([[0], np.cumsum(cover > 1)])
+        alone &= more[begin + length] == more[begin]
+    return alone
+
+
+def _masks(start: Ints, length: Ints) -> Masks:
+    one = np.uint64(1)
+    return ((one << length.astype(np.uint64)) - one) << start.astype(np.uint64)
+
+
+class _Search:
+    """The search for some pairs whose references have at most `steps` words. The arrays of paths grow and shrink.
+
+    rank, end:            [paths] see above; where the open chunk ends in the candidate, or -1
+    used, candidate_used: [paths] bit masks of words
+    """
+
+    def __init__(self, matches: Matches, pair: Ints, place: Ints, certain: Flags, pairs: int, steps: int) -> None:
+        self.pairs, self.steps = pairs, steps
+        start, length = matches.start[place], matches.length[place]
+        candidate_start, candidate_length = matches.candidate_start[place], matches.candidate_length[place]
+        end = candidate_start + candidate_length
+        masks, candidate_masks = _masks(start, length), _masks(candidate_start, candidate_length)
+        step_and_pair = start * pairs + pair
+
+        # Certain matches: where they start and end in the candidate, by step and pair, and which words they use.
+        self.certain_start, self.certain_end = np.full((2, steps * pairs), -1)
+        self.certain_start[step_and_pair[certain]] = candidate_start[certain]
+        self.certain_end[step_and_pair[certain]] = end[certain]
+        self.used, self.candidate_used = np.zeros((2, pairs), dtype=np.uint64)
+        np.bitwise_or.at(self.used, pair[certain], masks[certain])
+        np.bitwise_or.at(self.candidate_used, pair[certain], candidate_masks[certain])
+
+        # The others: those of one step and pair lie side by side.
+        rest = np.flatnonzero(~certain)
+        rest = rest[np.argsort(step_and_pair[rest], kind="stable")]
+        self.count = np.bincount(step_and_pair[rest], minlength=steps * pairs)
+        self.first = np.cumsum(self.count) - self.count
+        self.place = place[rest]
+        # One more at the end, which uses no words: "match -1" is none.
+        self.match_mask, self.match_candidate_mask = (
+            np.append(m[rest], np.uint64(0)) for m in (masks, candidate_masks)
+        )
+        self.match_start, self.match_end = candidate_start[rest], np.append(end[rest], -1)
+        exact = matches.module[self.place] == EXACT
+        self.match_gain = np.where(exact, 2, length[rest] // 2 + candidate_length[rest] // 2) * _GAIN
+        self.match_distance = np.abs(start[rest] - candidate_start[rest])
+
+        self.rank = (np.arange(pairs) << _PAIR_SHIFT) + _NO_GAIN
+        self.end = np.full(pairs, -1)
+
+    def run(self) -> tuple[Ints, Ints]:
+        """Chunks [pairs], and the places of the matches chosen."""
+        steps = [self._step(step) for step in range(self.steps)]
+        # Past the last word the open chunk is closed, and the paths are ranked once more.
+        self.rank += (self.end >= 0) * _CHUNK
+        path = self._ranked(self.rank)
+        path = path[np.searchsorted(self.rank[path], np.arange(self.pairs) << _PAIR_SHIFT)]
+        chunks = (self.rank[path] >> _DISTANCE_BITS) & ((1 << _CHUNK_BITS) - 1)
+        chosen = [self.place[:0]]
+        for parent, match in reversed(steps):
+            found = match[path]
+            chosen.append(self.place[found[found >= 0]])
+            path = parent[path]
+        return chunks, np.concatenate(chosen)
+
+    def _step(self, step: int) -> tuple[Ints, Ints]:
+        """Every path takes each match that starts at this word in turn, or none, and the best of all these are kept.
+
+        Returns, for each path kept, which path it was before, and the match it has taken or -1.
+        """
+        paths = np.arange(len(self.rank))
+        place = (self.rank >> _PAIR_SHIFT) + step * self.pairs
+        certain = self.certain_start[place]
+        is_certain, is_open = certain >= 0, self.end >= 0
+        covered = (self.used >> np.uint64(step) & np.uint64(1)).astype(bool)
+
+        # Without a new match: a certain one is met, a covered word changes nothing, any other closes the chunk.
+        breaks = is_open & np.where(is_certain, certain != self.end, ~covered)
+        rank = self.rank + breaks * _CHUNK
+        end = np.where(covered & ~is_certain, self.end, self.certain_end[place])
+
+        parent, match = expand(self.first[place], self.count[place] * ~covered)
+        clash = self.used[parent] & self.match_mask[match]
+        clash |= self.candidate_used[parent] & self.match_candidate_mask[match]
+        free = np.flatnonzero(clash == 0)
+        if not len(free):
+            kept = self._ranked(rank)
+            self.rank, self.end = rank[kept], end[kept]
+            self.used, self.candidate_used = self.used[kept], self.candidate_used[kept]
+            return kept, np.full(len(kept), -1)
+
+        # What is tried later carries the distances of all that was tried before it from the same path.
+        parent, match = parent[free], match[free]
+        children = np.bincount(parent, minlength=len(paths))
+        last = np.cumsum(children)
+        tried = np.zeros(len(match) + 1, dtype=np.int64)
+        np.cumsum(self.match_distance[match], out=tried[1:])
+        tried_before = tried[last - children]
+        old_end = self.end[parent]
+        breaks = (old_end >= 0) & (old_end != self.match_start[match])
+        child_rank = (self.rank - tried_before)[parent] + tried[:-1] + breaks * _CHUNK - self.match_gain[match]
+
+        # In the order of making: the children of a path, then the path that takes none.
+        child, childless = np.arange(len(parent)) + parent, last + paths
+        parents, taken = np.empty(len(child) + len(paths), np.int64), np.full(len(child) + len(paths), -1)
+        ranks = np.empty_like(parents)
+        parents[child], parents[childless] = parent, paths
+        ranks[child], ranks[childless] = child_rank, rank + (tried[last] - tried_before)
+        taken[child] = match
+        kept = self._ranked(ranks)
+        parents, taken = parents[kept], taken[kept]
+        self.rank = ranks[kept]
+        self.end = np.where(taken >= 0, self.match_end[taken], end[parents])
+        self.used = self.used[parents] | self.match_mask[taken]
+        self.candidate_used = self.candidate_used[parents] | self.match_candidate_mask[taken]
+        return parents, taken
+
+    def _ranked(self, ranks: Ints) -> Ints:
+        """The places of the paths to keep, the best of each pair, from the best on."""
+        if len(ranks) == self.pairs:
+            return np.arange(self.pairs)
+        ranked = np.sort(ranks << _ORDER_BITS | np.arange(len(ranks)))
+        first = np.searchsorted(ranked, np.arange(self.pairs) << (_PAIR_SHIFT + _ORDER_BITS))
+        count = np.diff(first, append=len(ranked))
+        if count.max() > BEAM:
+            ranked = ranked[expand(first, np.minimum(count, BEAM))[1]]
+        return ranked & ((1 << _ORDER_BITS) - 1)

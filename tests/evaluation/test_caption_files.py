@@ -1,0 +1,433 @@
+"""Files of anyone's captions: forms, ids, figures with intervals, paired differences, and the command."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tellapart import cli
+from tellapart.data.records import Record
+from tellapart.errors import DataError
+from tellapart.evaluation import caption_files
+from tellapart.evaluation.caption_files import evaluate_captions, match_ids, read_captions, table
+from tellapart.metrics import bleu_scores, evaluate, tokenize
+from tellapart.metrics.diversity import candidate_scores
+
+# METEOR's tables take seconds to load and are tested elsewhere.
+METRICS = ("bleu", "rouge", "cider", "diversity")
+WORDS = ["a", "dog", "cat", "on", "the", "grass", "runs", "red", "bus"]
+IMAGES = 12
+
+
+def texts(seed: int, count: int) -> list[str]:
+    generator = random.Random(seed)
+    return [" ".join(generator.choices(WORDS, k=generator.randint(3, 8))) for _ in range(count)]
+
+
+REFERENCES = {str(number): texts(number, 3) for number in range(IMAGES)}
+CAPTIONS = {id: texts(100 + int(id), 1)[0] for id in REFERENCES}
+# Closer to the references than CAPTIONS are.
+BETTER = {id: f"{group[0]} {group[1]}" for id, group in REFERENCES.items()}
+SEVERAL = {id: texts(200 + int(id), 4) for id in REFERENCES}
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> str:
+    """A Karpathy file: 12 test images, two training images."""
+    images = [
+        {"filename": f"{id}.jpg", "split": "test", "sentences": [{"raw": text.upper() + "."} for text in group]}
+        for id, group in REFERENCES.items()
+    ]
+    for number, text in enumerate([CAPTIONS["3"], "a hen"]):
+        images.append({"filename": f"train{number}.jpg", "split": "train", "sentences": [{"raw": text}]})
+    return str(write(tmp_path / "karpathy.json", {"images": images}))
+
+
+def write(path: Path, content: Any) -> Path:
+    rows = path.suffix == ".jsonl" and not isinstance(content, str)
+    text = "".join(json.dumps(row) + "\n" for row in content) if rows else json.dumps(content)
+    path.write_text(content if isinstance(content, str) else text, encoding="utf-8")
+    return path
+
+
+# --- forms ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.json", {"7": "a dog", "8": ""}),
+        ("a.json", {"7": ["a dog"], "8": [""]}),
+        ("a.json", [{"image_id": 7, "caption": "a dog"}, {"image_id": 8, "caption": ""}]),
+        ("a.json", [{"image_id": 7, "id": 1, "caption": "a dog"}, {"image_id": "8", "id": 2, "caption": ""}]),
+        ("a.jsonl", [{"id": "7", "caption": "a dog", "log_prob": -1.0}, {"id": 8, "caption": ""}]),
+        ("a.jsonl", [{"id": "7", "captions": ["a dog"]}, {"id": "8", "captions": [""]}]),
+    ],
+)
+def test_forms_of_one_caption(tmp_path: Path, name: str, content: Any) -> None:
+    assert read_captions(write(tmp_path / name, content)) == {"7": ["a dog"], "8": [""]}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.json", {"7": ["a dog", "dogs"], "8": ["a cat", "a cat"]}),
+        ("a.json", [{"image_id": i, "caption": c} for i, c in ((7, "a dog"), (8, "a cat"), (8, "a cat"), (7, "dogs"))]),
+        ("a.jsonl", [{"id": "7", "captions": ["a dog", "dogs"]}, {"id": "8", "caption": ["a cat", "a cat"]}]),
+    ],
+)
+def test_forms_of_several_captions(tmp_path: Path, name: str, content: Any) -> None:
+    assert read_captions(write(tmp_path / name, content)) == {"7": ["a dog", "dogs"], "8": ["a cat", "a cat"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("a.json", "[]", "no caption is in this file"),
+        ("a.json", "{}", "no caption is in this file"),
+        ("a.json", '"a dog"', "not a list of captions"),
+        ("a.json", '{"1": 5}', r"row 1 needs 'id' \(or 'image_id'\) and 'caption'"),
+        ("a.json", '{"1": []}', "row 1 needs"),
+        ("a.json", '{"1": "a dog \\ud83d"}', "row 1 has signs that no UTF-8 file can hold"),
+        ("a.json", '{"1": ["a", null]}', "row 1 needs"),
+        ("a.json", '[{"image_id": 1.5, "caption": "a"}]', "row 1 needs"),
+        ("a.json", '[{"image_id": true, "caption": "a"}]', "row 1 needs"),
+        ("a.json", '[{"caption": "a"}]', "row 1 needs"),
+        ("a.jsonl", '{"id": 1, "caption": "a"}\n5\n', "row 2 needs"),
+        ("a.jsonl", '{"id": 1, "caption": "a"}\n{"id": 1,\n', "line 2 is not valid JSON"),
+        ("a.json", '{"1": ["a", "b"], "2": ["a"]}', "'2' has 1 caption where '1' has 2; give every image the same"),
+        (
+            "a.jsonl",
+            '{"id": 1, "caption": "a"}\n' * 2 + '{"id": 2, "caption": "b"}\n',
+            "'2' has 1 caption where '1' has 2",
+        ),
+    ],
+)
+def test_files_that_are_wrong(tmp_path: Path, name: str, content: str, told: str) -> None:
+    with pytest.raises(DataError, match=rf"{name}: .*{told}"):
+        read_captions(write(tmp_path / name, content))
+
+
+# --- ids --------------------------------------------------------------------------------------------------------------
+
+
+def records(*ids: str) -> list[Record]:
+    return [Record(id, id, "test", ("a dog",)) for id in ids]
+
+
+@pytest.mark.parametrize(
+    ("id", "there", "meant"),
+    [
+        ("7", ["7", "17"], "7"),
+        ("391895", ["COCO_val2014_000000391895", "COCO_val2014_000000000895"], "COCO_val2014_000000391895"),
+        ("COCO_val2014_000000391895.jpg", ["391895", "895"], "391895"),
+        ("val2014/COCO_val2014_000000391895.jpg", ["391895"], "391895"),
+        ("000000391895.jpg", ["391895"], "391895"),
+        ("000000391895", ["COCO_val2014_000000391895"], "COCO_val2014_000000391895"),
+        ("391895", ["000000391895.jpg"], "000000391895.jpg"),
+        ("holiday/beach.jpg", ["beach.jpg", "sea.jpg"], "beach.jpg"),
+        ("/home/me/holiday/a/beach.jpg", ["a/beach.jpg", "beach.jpg"], "a/beach.jpg"),
+        ("./beach.jpg", ["beach.jpg"], "beach.jpg"),
+        ("images/667626_18933d713e.jpg", ["667626_18933d713e"], "667626_18933d713e"),
+        ("667626_18933d713e.JPG", ["667626_18933d713e"], "667626_18933d713e"),
+        # What only looks alike means nothing.
+        ("mybeach.jpg", ["beach.jpg"], None),
+        ("007", ["7"], None),
+        ("7", ["007"], None),
+        ("beach.jpg", ["holiday/beach.jpg"], None),
+        ("beach.txt", ["beach"], None),
+        ("391895", ["COCO_val2014_000000391895", "000000391895"], None),
+        ("", ["a"], None),
+        ("9" * 5000, ["9"], None),
+    ],
+)
+def test_which_image_an_id_means(id: str, there: list[str], meant: str | None) -> None:
+    assert match_ids([id], records(*there)) == ({} if meant is None else {id: meant})
+
+
+def test_an_image_has_one_id() -> None:
+    with pytest.raises(DataError, match=r"'one/x.jpg' and 'two/x.jpg' both mean the image 'x.jpg'"):
+        match_ids(["one/x.jpg", "two/x.jpg"], records("x.jpg"))
+
+
+def test_captions_of_a_folder_with_its_name(tmp_path: Path) -> None:
+    # What `tellapart caption holiday/` writes, with the folder in front.
+    folder = tmp_path / "holiday"
+    (folder / "more").mkdir(parents=True)
+    said = {"beach": "a beach", "more/beach": "a red boat", "dog": "a dog runs"}
+    for name, text in said.items():
+        Image.new("RGB", (8, 8)).save(folder / f"{name}.png")
+        (folder / f"{name}.txt").write_text(text + "\n", encoding="utf-8")
+    rows = [{"id": str(folder / f"{name}.png"), "caption": text} for name, text in said.items()]
+    path = write(tmp_path / "captions.jsonl", rows)
+    found = evaluate_captions(path, str(folder), metrics=METRICS)
+    assert found.corpus["Bleu_1"] == pytest.approx(1.0)
+    assert found.captions == {f"{name}.png": [text] for name, text in said.items()}
+    assert "novel" not in found.corpus
+
+
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+
+def test_figures_are_those_of_the_metrics(data: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "captions.json", {f"images/{id}.jpg": text for id, text in reversed(CAPTIONS.items())})
+    found = evaluate_captions(path, data, metrics=METRICS)
+    training = [CAPTIONS["3"], "a hen"]
+    expected = evaluate(REFERENCES, CAPTIONS, training_captions=training, metrics=METRICS)
+    assert found.corpus == pytest.approx(expected.corpus, abs=1e-12)
+    assert found.corpus["novel"] == pytest.approx(1 - 1 / IMAGES)
+    # Distinct captions and words are no sums over images: nothing to resample.
+    assert set(found.corpus) - set(found.intervals) == {"distinct", "vocabulary"}
+    for name, interval in found.intervals.items():
+        assert interval.mean == pytest.approx(found.corpus[name], abs=1e-12), name
+        assert interval.low <= interval.mean <= interval.high, name
+    assert [row["id"] for row in found.rows] == list(REFERENCES)
+    assert found.rows[5]["caption"] == CAPTIONS["5"]
+    assert found.rows[5]["CIDEr"] == pytest.approx(expected.per_image["CIDEr"]["5"])
+
+
+def test_bleu_is_resampled_as_a_corpus(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(caption_files, "SAMPLES", 50)
+    found = evaluate_captions(write(tmp_path / "captions.json", CAPTIONS), data, metrics=["bleu"])
+    references, captions = list(map(tokenize, REFERENCES.values())), tokenize(list(CAPTIONS.values()))
+    generator = np.random.default_rng(caption_files.SEED)
+    # Families are numbered in the order of their sorted names.
+    order = np.argsort(list(REFERENCES))
+    drawn = []
+    for sample in generator.integers(IMAGES, size=(50, IMAGES)):
+        items = [order[unit] for unit in sample]
+        drawn.append(bleu_scores([references[i] for i in items], [captions[i] for i in items]).corpus)
+    low, high = np.percentile(drawn, [2.5, 97.5], axis=0)
+    for n in range(4):
+        interval = found.intervals[f"Bleu_{n + 1}"]
+        assert (interval.low, interval.high) == pytest.approx((low[n], high[n]), abs=1e-9)
+
+
+def test_several_captions_per_image(data: str, tmp_path: Path) -> None:
+    found = evaluate_captions(write(tmp_path / "captions.json", SEVERAL), data, metrics=METRICS)
+    first = evaluate(REFERENCES, {id: group[0] for id, group in SEVERAL.items()}, metrics=METRICS).corpus
+    for name, value in first.items():
+        assert found.corpus[name] == pytest.approx(value)
+    among = candidate_scores(
+        [tokenize(group) for group in SEVERAL.values()],
+        [tokenize(group) for group in REFERENCES.values()],
+        training_captions=[CAPTIONS["3"], "a hen"],
+    )
+    for name, value in among.corpus.items():
+        assert found.corpus[name] == pytest.approx(value), name
+    assert found.corpus["oracle_CIDEr"] > found.corpus["CIDEr"]
+    assert "mBLEU_4_corpus" not in found.intervals
+    assert found.intervals["SelfCIDEr_Luo"].low < among.corpus["SelfCIDEr_Luo"] < found.intervals["SelfCIDEr_Luo"].high
+    assert found.rows[2]["captions"] == SEVERAL["2"]
+    assert found.rows[2]["Div_1"] == pytest.approx(among.per_image["Div_1"][2])
+
+
+def test_another_file_of_the_same_images(data: str, tmp_path: Path) -> None:
+    path, other = write(tmp_path / "better.json", BETTER), write(tmp_path / "worse.json", CAPTIONS)
+    found = evaluate_captions(path, data, against=other, metrics=METRICS)
+    assert found.against is not None
+    difference = found.differences["CIDEr"]
+    assert difference.difference == pytest.approx(found.corpus["CIDEr"] - found.against.corpus["CIDEr"])
+    assert (difference.mean_a, difference.mean_b) == pytest.approx(
+        (found.against.corpus["CIDEr"], found.corpus["CIDEr"])
+    )
+    assert 0 < difference.low < difference.high
+    assert difference.p_value < 0.01
+    turned = evaluate_captions(other, data, against=path, metrics=METRICS).differences["CIDEr"]
+    assert turned.difference == pytest.approx(-difference.difference)
+    same = evaluate_captions(path, data, against=path, metrics=METRICS).differences
+    assert {one.p_value for one in same.values()} == {1.0}
+    assert set(same) == set(found.intervals)
+
+
+def test_one_caption_against_several(data: str, tmp_path: Path) -> None:
+    path, other = write(tmp_path / "several.json", SEVERAL), write(tmp_path / "one.json", CAPTIONS)
+    found = evaluate_captions(path, data, against=other, metrics=METRICS)
+    assert "Div_1" in found.corpus
+    assert "Div_1" not in found.differences
+    line = next(line for line in table(found).splitlines() if line.startswith("Div_1"))
+    assert line.split()[-4:] == ["–", "–", "–", "–"]
+
+
+def test_near_duplicates_are_drawn_together(tmp_path: Path) -> None:
+    images = [
+        {
+            "filename": f"{i}.jpg",
+            "split": "test",
+            "family": str(i // 4),
+            "sentences": [{"raw": t} for t in texts(i // 4, 2)],
+        }
+        for i in range(40)
+    ]
+    captions = {str(i): texts(50 + i // 4, 1)[0] for i in range(40)}
+    path = write(tmp_path / "captions.json", captions)
+    together = evaluate_captions(path, str(write(tmp_path / "together.json", {"images": images})), metrics=["rouge"])
+    for image in images:
+        del image["family"]
+    apart = evaluate_captions(path, str(write(tmp_path / "apart.json", {"images": images})), metrics=["rouge"])
+    wide, narrow = together.intervals["ROUGE_L"], apart.intervals["ROUGE_L"]
+    assert wide.high - wide.low > 1.5 * (narrow.high - narrow.low)
+
+
+def test_one_image_has_no_interval(tmp_path: Path) -> None:
+    images = [{"filename": "1.jpg", "split": "test", "sentences": [{"raw": "a dog runs"}]}]
+    data = str(write(tmp_path / "karpathy.json", {"images": images}))
+    path = write(tmp_path / "captions.json", {"1": "a dog"})
+    found = evaluate_captions(path, data, against=path, metrics=METRICS)
+    assert (found.intervals, found.differences) == ({}, {})
+    assert found.corpus["mean_length"] == 2.0
+    assert "mean_length" in table(found)
+
+
+# --- files written ----------------------------------------------------------------------------------------------------
+
+
+def test_written_beside_the_captions_or_elsewhere(data: str, tmp_path: Path) -> None:
+    folder = tmp_path / "mine"
+    folder.mkdir()
+    path = write(folder / "captions.json", CAPTIONS)
+    found = evaluate_captions(path, data, against=write(tmp_path / "better.json", BETTER), metrics=METRICS)
+    assert sorted(file.name for file in folder.iterdir()) == ["captions.json", "per_image.jsonl", "scores.json"]
+    scores = json.loads((folder / "scores.json").read_text(encoding="utf-8"))
+    assert scores["corpus"] == found.corpus
+    assert scores["intervals"]["CIDEr"] == [found.intervals["CIDEr"].low, found.intervals["CIDEr"].high]
+    assert (scores["captions"], scores["data"], scores["split"]) == ("captions.json", "karpathy", "test")
+    assert (scores["images"], scores["captions_per_image"]) == (IMAGES, 1)
+    assert scores["against"]["captions"] == "better.json"
+    assert scores["against"]["differences"]["CIDEr"]["p_value"] == found.differences["CIDEr"].p_value
+    rows = [json.loads(line) for line in (folder / "per_image.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert rows == found.rows
+    evaluate_captions(path, data, out=tmp_path / "new" / "folder", metrics=METRICS)
+    assert "against" not in json.loads((tmp_path / "new" / "folder" / "scores.json").read_text(encoding="utf-8"))
+
+
+def test_the_same_twice(data: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "captions.json", SEVERAL)
+    assert evaluate_captions(path, data, metrics=METRICS) == evaluate_captions(path, data, metrics=METRICS)
+
+
+def test_scores_of_a_run_are_not_overwritten(data: str, tmp_path: Path) -> None:
+    write(tmp_path / "run.json", {})
+    path = write(tmp_path / "captions.json", CAPTIONS)
+    with pytest.raises(DataError, match=r"run folder keeps the run's own scores.*--out"):
+        evaluate_captions(path, data, metrics=METRICS)
+    assert not (tmp_path / "scores.json").exists()
+    evaluate_captions(path, data, out=tmp_path / "out", metrics=METRICS)
+
+
+def test_captions_are_not_overwritten(data: str, tmp_path: Path) -> None:
+    # Rows of an earlier evaluation are captions too.
+    evaluate_captions(write(tmp_path / "captions.json", CAPTIONS), data, metrics=METRICS)
+    rows = tmp_path / "per_image.jsonl"
+    before = rows.read_text(encoding="utf-8")
+    with pytest.raises(DataError, match=r"per_image\.jsonl: the figures would be written over this file.*--out"):
+        evaluate_captions(rows, data, metrics=METRICS)
+    with pytest.raises(DataError, match=r"per_image\.jsonl: the figures would be written over this file"):
+        evaluate_captions(tmp_path / "captions.json", data, against=rows, metrics=METRICS)
+    assert rows.read_text(encoding="utf-8") == before
+    again = evaluate_captions(rows, data, out=tmp_path / "out", metrics=METRICS)
+    assert again.captions == {id: [text] for id, text in CAPTIONS.items()}
+
+
+@pytest.mark.parametrize(
+    ("captions", "told"),
+    [
+        ({**CAPTIONS, "99": "a dog"}, r"'99' is not in split 'test'; check --split"),
+        ({"train0": "a", "train1": "b"}, r"'train0' \(2 such ids\) is not in split 'test'; check --split"),
+        ({id: text for id, text in CAPTIONS.items() if id != "7"}, r"'7' has no caption; every image of split 'test'"),
+        ({"0": "a dog", "1": "a cat"}, r"10 images \('2', …\) have no caption"),
+        ({**CAPTIONS, "a/7.jpg": "a dog"}, r"'7' and 'a/7.jpg' both mean the image '7'"),
+    ],
+)
+def test_images_that_do_not_match(data: str, tmp_path: Path, captions: dict[str, str], told: str) -> None:
+    right, wrong = write(tmp_path / "right.json", CAPTIONS), write(tmp_path / "wrong.json", captions)
+    with pytest.raises(DataError, match=rf"wrong\.json: {told}"):
+        evaluate_captions(wrong, data, metrics=METRICS)
+    with pytest.raises(DataError, match=rf"wrong\.json: {told}"):
+        evaluate_captions(right, data, against=wrong, metrics=METRICS)
+    assert not (tmp_path / "scores.json").exists()
+
+
+def test_pictures_without_references(tmp_path: Path) -> None:
+    Image.new("RGB", (8, 8)).save(tmp_path / "beach.png")
+    path = write(tmp_path / "captions.json", {"beach.png": "a beach"})
+    with pytest.raises(DataError, match=r"'beach\.png' has no reference caption"):
+        evaluate_captions(path, str(tmp_path))
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+class Result(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
+    monkeypatch.chdir(tmp_path)
+    all_of_them = evaluate
+
+    def without_meteor(*arguments: Any, **options: Any) -> Any:
+        return all_of_them(*arguments, **{**options, "metrics": METRICS})
+
+    monkeypatch.setattr(caption_files, "evaluate", without_meteor)
+
+    def call(*arguments: str | Path) -> Result:
+        monkeypatch.setattr(sys, "argv", ["tellapart", "evaluate", *map(str, arguments)])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        printed = capsys.readouterr()
+        return Result(int(caught.value.code or 0), printed.out, printed.err)
+
+    return call
+
+
+def test_command_prints_a_table(run: Run, data: str, tmp_path: Path) -> None:
+    path, other = write(tmp_path / "a.json", CAPTIONS), write(tmp_path / "b.json", BETTER)
+    plain = run(path, "--data", data)
+    assert (plain.status, plain.err) == (0, "")
+    assert re.search(r"^ +a\.json +95 % interval\n", plain.out)
+    assert re.search(r"\nCIDEr +\d\.\d{4} +\[\d\.\d{4}, \d\.\d{4}\]\n", plain.out)
+    assert re.search(r"\ndistinct +\d\.\d{4} +–\n", plain.out)
+    paired = run(path, "--data", data, "--against", other, "--out", tmp_path / "out")
+    assert paired.status == 0
+    assert re.search(r"\nBleu_4 +\S+ +\[\S+ \S+\] +\S+ +-\d\.\d{4} +\[-\S+ -\S+\] +0\.\d{4}\n", paired.out)
+    assert (tmp_path / "out" / "scores.json").exists()
+
+
+def test_command_tells_what_is_wrong(run: Run, data: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "a.json", CAPTIONS)
+    for arguments, told in (
+        ((path,), "a.json: name the data set that holds the references with --data"),
+        (("none.json", "--data", data), "none.json: this caption file does not exist"),
+        ((path, "--data", data, "--against", "none.json"), "none.json: this caption file does not exist"),
+        ((path, "--data", data, "--split", "val"), "no image is in the split 'val'"),
+        ((tmp_path, "--against", path), "are for files of captions; 'tellapart compare' compares runs"),
+    ):
+        result = run(*arguments)
+        assert (result.status, result.out) == (2, "")
+        assert result.err.startswith("tellapart: ")
+        assert told in result.err
+        assert result.err.count("\n") == 1
+
+
+def test_long_work_shows_progress(run: Run, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(caption_files, "_BLOCK", 5)
+    told = run(write(tmp_path / "a.json", SEVERAL), "--data", data).err
+    assert f"tokenising references {3 * IMAGES}/{3 * IMAGES}" in told
+    assert f"tokenising captions {4 * IMAGES}/{4 * IMAGES}" in told
+    assert "measuring several captions per image 4/4" in told
