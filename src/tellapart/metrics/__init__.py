@@ -3,31 +3,71 @@
 from tellapart.metrics.bleu import BleuScores, bleu_scores
 from tellapart.metrics.bootstrap import Interval, PairedDifference, confidence_interval, paired_bootstrap
 from tellapart.metrics.cider import CiderScores, DocumentFrequencies, cider_scores
-from tellapart.metrics.diversity import Diversity, caption_diversity
+from tellapart.metrics.consensus import best_candidates, consensus_scores, nearest_features
+from tellapart.metrics.distinctiveness import CiderBetween, cider_between, clip_scores, reference_clip_scores
+from tellapart.metrics.diversity import (
+    CandidateScores,
+    Diversity,
+    candidate_scores,
+    caption_diversity,
+    distinct_ngrams,
+    self_cider,
+)
+from tellapart.metrics.meteor import MeteorScores, meteor_scores
 from tellapart.metrics.ptb import tokenize
-from tellapart.metrics.ranks import RankSummary, rank_of_true, recall_at, summarize_ranks
+from tellapart.metrics.ranks import (
+    RankSummary,
+    RetrievalRanks,
+    RetrievalSummary,
+    fold_ranks,
+    inner_products,
+    rank_of_true,
+    recall_at,
+    retrieval_ranks,
+    summarize_ranks,
+    summarize_retrieval,
+)
 from tellapart.metrics.rouge import RougeScores, rouge_scores
 from tellapart.metrics.scores import Scores, evaluate
 
 __all__ = [
     "BleuScores",
+    "CandidateScores",
+    "CiderBetween",
     "CiderScores",
     "Diversity",
     "DocumentFrequencies",
     "Interval",
+    "MeteorScores",
     "PairedDifference",
     "RankSummary",
+    "RetrievalRanks",
+    "RetrievalSummary",
     "RougeScores",
     "Scores",
+    "best_candidates",
     "bleu_scores",
+    "candidate_scores",
     "caption_diversity",
+    "cider_between",
     "cider_scores",
+    "clip_scores",
     "confidence_interval",
+    "consensus_scores",
+    "distinct_ngrams",
     "evaluate",
+    "fold_ranks",
+    "inner_products",
+    "meteor_scores",
+    "nearest_features",
     "paired_bootstrap",
     "rank_of_true",
     "recall_at",
+    "reference_clip_scores",
+    "retrieval_ranks",
     "rouge_scores",
+    "self_cider",
     "summarize_ranks",
+    "summarize_retrieval",
     "tokenize",
 ]
