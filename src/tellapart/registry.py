@@ -18,10 +18,16 @@ TABLE: dict[str, dict[str, str]] = {
         "efficientnet-lite2": "tellapart.encoders.efficientnet:EfficientNetLite",
         "clip": "tellapart.encoders.huggingface:VisionTower",
         "siglip": "tellapart.encoders.huggingface:VisionTower",
+        "blip": "tellapart.encoders.huggingface:CaptionerTower",
+        "git": "tellapart.encoders.huggingface:CaptionerTower",
+        "encoder-decoder": "tellapart.encoders.huggingface:CaptionerTower",
         "timm": "tellapart.encoders.timm:TimmModel",
     },
     "captioner": {
         "adaptive-attention": "tellapart.captioners.adaptive:AdaptiveAttention",
+        "hf-encoder-decoder": "tellapart.captioners.huggingface:EncoderDecoderCaptioner",
+        "hf-blip": "tellapart.captioners.huggingface:BlipCaptioner",
+        "hf-git": "tellapart.captioners.huggingface:GitCaptioner",
     },
     "objective": {
         "likelihood": "tellapart.objectives.likelihood:Likelihood",
