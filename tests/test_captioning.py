@@ -19,7 +19,7 @@ from tellapart.captioning import caption
 from tellapart.cli import main
 from tellapart.data.images import load_image
 from tellapart.encoders.images import EncoderIdentity, open_encoder
-from tellapart.errors import DataError, RunError, StoreError
+from tellapart.errors import DataError, RecipeError, RunError, StoreError
 from tellapart.recipe import DecodingSettings
 from tellapart.text import Vocabulary
 
@@ -195,3 +195,59 @@ def test_the_command_fails_when_nothing_was_captioned(
     assert printed.out == ""
     assert "nowhere.jpg: this picture does not exist" in printed.err
     assert printed.err.endswith("tellapart: no picture could be captioned\n")
+
+
+# --- decoding options -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["beam", "diverse", "sample"])
+def test_several_captions_for_each_picture(model: Path, pictures: Path, method: str) -> None:
+    rows = caption([pictures], model, DecodingSettings(method=method, samples=3))
+    assert all(list(row) == ["id", "caption", "log_prob", "ended"] for row in rows)
+    assert [Path(row["id"]).name for row in rows] == ["a.jpg"] * 3 + ["b.png"] * 3 + ["c.webp"] * 3
+    if method == "beam":
+        assert len({row["caption"] for row in rows[:3]}) == 3
+
+
+def test_a_picture_has_its_samples_whatever_else_is_captioned(model: Path, pictures: Path) -> None:
+    settings = DecodingSettings(method="sample", samples=4, seed=3)
+    alone = caption([pictures / "b.png"], model, settings)
+    among_others = caption([pictures], model, settings)[4:8]
+    assert [row["caption"] for row in among_others] == [row["caption"] for row in alone]
+
+
+def test_models_speak_as_one(model: Path, pictures: Path, tmp_path: Path) -> None:
+    alone = caption([pictures], model)
+    twice = caption([pictures], [model, model])
+    assert [row["caption"] for row in twice] == [row["caption"] for row in alone]
+    other = AdaptiveAttention(AdaptiveAttentionSettings(hidden=6), Vocabulary(("a", "dog")), TinyEncoder.identity)
+    other.save_pretrained(tmp_path / "other")
+    with pytest.raises(RecipeError, match="ensemble: captioner 2 has 'dog' where the first has 'red'"):
+        caption([pictures], [model, tmp_path / "other"])
+
+
+def test_the_command_takes_decoding_options(
+    model: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--method", "sample", "--samples", 2, "--temperature", 0.7, "--top-p", 0.9, "--seed", 5]
+    others = ["--set", "max_words=4", "--set", "block_repeats=true"]
+    overlay = tmp_path / "overlay"
+    assert run(monkeypatch, pictures, "--model", model, "--model", model, *options, *others, "--overlay", overlay) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    settings = DecodingSettings(
+        method="sample", samples=2, temperature=0.7, top_p=0.9, seed=5, max_words=4, block_repeats=True
+    )
+    assert rows == caption([pictures], [model, model], settings)
+    names = ["0001-a", "0001-a-2", "0002-b", "0002-b-2", "0003-c", "0003-c-2"]
+    assert sorted(path.name for path in overlay.iterdir()) == names
+    words = rows[1]["caption"].split()
+    assert len(list((overlay / "0001-a-2").iterdir())) == len(words) + 1
+
+
+def test_the_command_says_what_cannot_be(
+    model: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, pictures, "--model", model, "--samples", 9) == 2
+    assert "decoding: a beam of 3 cannot give 9 samples" in capsys.readouterr().err
+    assert run(monkeypatch, pictures, "--model", model, "--set", "max_word=4") == 2
+    assert "decoding.max_word: there is no such key; did you mean 'max_words'?" in capsys.readouterr().err

@@ -182,7 +182,7 @@ def test_overrides_that_are_none(write: Write, override: str, told: str) -> None
         ("data.scenes.trian=3", "data.scenes.trian: there is no such key; did you mean 'train'?"),
         ("captioner.hiden=3", "captioner.hiden: there is no such key; did you mean 'hidden'?"),
         ("captioner.name=adaptive", "captioner.name: there is no captioner 'adaptive'"),
-        ("captioner.name=null", "captioner.name is missing; choose one of: neuraltalk, adaptive-attention"),
+        ("captioner.name=null", "captioner.name is missing; choose one of: neuraltalk"),
         (
             "objective.name=contrastiv",
             "objective.name: there is no objective 'contrastiv'; did you mean 'contrastive'?",

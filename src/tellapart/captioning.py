@@ -13,40 +13,51 @@ from PIL import Image
 from tellapart.captioners.folder import load_captioner
 from tellapart.data.images import load_image
 from tellapart.data.readers import read_folder
-from tellapart.decoding.search import BLOCK, beam_search
-from tellapart.encoders.images import accelerator, open_encoder
+from tellapart.decoding.base import Caption, Decodable
+from tellapart.decoding.ensemble import Ensemble
+from tellapart.decoding.search import BLOCK, decode
+from tellapart.encoders.images import accelerator
 from tellapart.errors import DataError, StoreError
+from tellapart.files import digest_of
 from tellapart.recipe import DecodingSettings
 
 
 def caption(
     images: Sequence[str | Path],
-    model: str | Path,
+    model: str | Path | Sequence[str | Path],
     decoding: DecodingSettings | None = None,
     on_skip: Callable[[DataError], None] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
+    overlay: str | Path | None = None,
 ) -> list[dict[str, Any]]:
     """Captions of pictures and of folders of pictures: rows with `id` (the path), `caption`, `log_prob`, `ended`.
 
+    With several `samples` a picture has so many rows, one after the other, the best first.
+
     Args:
         images: picture files, or folders that hold some.
-        model: a run folder or a model folder.
-        decoding: beam width and length limit.
+        model: a run folder or a model folder; several speak as one, by the mean of their words' probabilities.
+        decoding: how captions are generated.
         on_skip: told of each picture that cannot be read; without it such a picture raises `DataError`.
         on_progress: called with pictures done and pictures in all.
+        overlay: a folder for pictures of where the model looked: in it one folder for each caption, `0001-NAME`.
 
     Example:
         >>> tellapart.caption(["dog.jpg"], model="demo/runs/scenes-cl-1a2b3c4d")      # doctest: +SKIP
         [{'id': 'dog.jpg', 'caption': 'a dog ...', 'log_prob': -8.1, 'ended': True}]
     """
-    captioner = load_captioner(Path(model)).to(accelerator() or "cpu")
-    encoder = open_encoder(captioner.encoder.name, device=accelerator())
+    decoding = decoding or DecodingSettings()
+    models = [model] if isinstance(model, str | Path) else list(model)
+    captioners = [load_captioner(Path(folder)).to(accelerator() or "cpu") for folder in models]
+    captioner = captioners[0] if len(captioners) == 1 else Ensemble(captioners)
+    encoder = captioners[0].open_encoder(accelerator())
     if encoder.identity != captioner.encoder:
         raise StoreError(
-            f"{model}: was trained on features of another {captioner.encoder.name}; install the version it used"
+            f"{models[0]}: was trained on features of another {captioner.encoder.name}; install the version it used"
         )
     paths = _expand(images)
     rows: list[dict[str, Any]] = []
+    captioned = 0
     for start in range(0, len(paths), BLOCK):
         readable: list[Path] = []
         pictures: list[Image.Image] = []
@@ -60,11 +71,40 @@ def caption(
                 on_skip(error)
         if pictures:
             features = torch.from_numpy(encoder.encode(pictures)).to(captioner.device)
-            said = beam_search(captioner, features, decoding or DecodingSettings())
-            rows += [{"id": str(path), **asdict(one)} for path, one in zip(readable, said, strict=True)]
+            # A picture is known to the sampler by its path, whatever else is captioned with it.
+            numbers = [int(digest_of(str(path))[:8], 16) for path in readable]
+            said = decode(captioner, features, decoding, numbers)
+            rows += [
+                {"id": str(path), **asdict(one)}
+                for path, several in zip(readable, said, strict=True)
+                for one in several
+            ]
+            if overlay is not None:
+                _write_overlays(captioner, features, readable, said, Path(overlay), first=captioned + 1)
+            captioned += len(readable)
         if on_progress is not None:
             on_progress(min(start + BLOCK, len(paths)), len(paths))
     return rows
+
+
+def _write_overlays(
+    captioner: Decodable,
+    features: torch.Tensor,
+    paths: Sequence[Path],
+    said: Sequence[Sequence[Caption]],
+    folder: Path,
+    first: int,
+) -> None:
+    """Pictures of attention for every caption; the second and later ones of a picture have `-2`, `-3` in their name."""
+    from tellapart.decoding.overlay import SIDE, looks, write_overlays
+
+    for place, path in enumerate(paths):
+        captions = [one.caption for one in said[place]]
+        picture = load_image(path, at_least=SIDE)
+        found = looks(captioner, features[place], captions)
+        for number, look in enumerate(found, start=1):
+            name = f"{first + place:04d}-{path.stem}" + (f"-{number}" if number > 1 else "")
+            write_overlays(picture, look, folder / name)
 
 
 def _expand(images: Sequence[str | Path]) -> list[Path]:

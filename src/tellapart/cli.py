@@ -117,20 +117,33 @@ def train(
 @app.command()
 def caption(
     images: Annotated[list[Path], typer.Argument(help="Pictures, or folders of pictures.")],
-    model: Annotated[Path, typer.Option(help="A run folder or a model folder.")],
+    model: Annotated[list[Path], typer.Option(help="A run or model folder; given several times, they speak as one.")],
     out: Annotated[Path | None, typer.Option(help="Write captions.jsonl here instead of printing.")] = None,
-    beam: Annotated[int, typer.Option(min=1, help="Beam width.")] = 3,
+    method: Annotated[str, typer.Option(help="beam, diverse (a beam in groups that keep apart) or sample.")] = "beam",
+    beam: Annotated[int, typer.Option(min=1, help="Beam width; 1 is greedy.")] = 3,
+    samples: Annotated[int, typer.Option(min=1, help="Captions for each picture.")] = 1,
+    temperature: Annotated[float, typer.Option(help="For sample: below 1 sharper, above 1 flatter.")] = 1.0,
+    top_p: Annotated[float | None, typer.Option(help="For sample: only the likeliest words of this mass.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="For sample.")] = 0,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", help="Any other key of a recipe's decoding section, e.g. length_penalty=1 or groups=3."),
+    ] = None,
+    overlay: Annotated[Path | None, typer.Option(help="Folder for pictures of where the model looked.")] = None,
 ) -> None:
-    """Caption pictures; one JSON row each: id, caption, log_prob, ended."""
+    """Caption pictures; one JSON row a caption: id, caption, log_prob, ended; with --samples several rows a picture."""
     from tellapart.captioning import caption as caption_images
     from tellapart.engine.progress import ProgressLine
     from tellapart.errors import DataError
     from tellapart.files import write_jsonl
     from tellapart.recipe import DecodingSettings
 
+    chosen = {"method": method, "beam": beam, "samples": samples, "seed": seed}
+    chosen |= {"temperature": temperature, "top_p": top_p}
+    settings = DecodingSettings.parse(chosen, set_ or [])
     skipped: list[DataError] = []
     line = ProgressLine("captioning", " images")
-    rows = caption_images(images, model, DecodingSettings(beam=beam), skipped.append, line.update)
+    rows = caption_images(images, model, settings, skipped.append, line.update, overlay)
     if out is not None:
         write_jsonl(out, rows)
     else:

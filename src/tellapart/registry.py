@@ -18,6 +18,9 @@ TABLE: dict[str, dict[str, str]] = {
         "efficientnet-lite2": "tellapart.encoders.efficientnet:EfficientNetLite",
         "clip": "tellapart.encoders.huggingface:VisionTower",
         "siglip": "tellapart.encoders.huggingface:VisionTower",
+        "blip": "tellapart.encoders.huggingface:CaptionerTower",
+        "git": "tellapart.encoders.huggingface:CaptionerTower",
+        "encoder-decoder": "tellapart.encoders.huggingface:CaptionerTower",
         "timm": "tellapart.encoders.timm:TimmModel",
     },
     "captioner": {
@@ -26,6 +29,9 @@ TABLE: dict[str, dict[str, str]] = {
         "updown": "tellapart.captioners.updown:UpDown",
         "transformer": "tellapart.captioners.transformer:Transformer",
         "meshed-memory": "tellapart.captioners.transformer:MeshedMemory",
+        "hf-encoder-decoder": "tellapart.captioners.huggingface:EncoderDecoderCaptioner",
+        "hf-blip": "tellapart.captioners.huggingface:BlipCaptioner",
+        "hf-git": "tellapart.captioners.huggingface:GitCaptioner",
     },
     "objective": {
         "likelihood": "tellapart.objectives.likelihood:Likelihood",

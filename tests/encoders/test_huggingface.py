@@ -1,4 +1,4 @@
-"""CLIP and SigLIP towers, tiny ones with random weights: the model's own grid, pictures prepared as it says."""
+"""Towers of CLIP, SigLIP and captioners, tiny ones with random weights: the model's own grid, prepared as it says."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file, save_file
 
-from tellapart.encoders.huggingface import VisionTower
+from support.huggingface import KINDS, make_folder
+from tellapart.encoders.huggingface import CaptionerTower, VisionTower, vision_tower, whole_model
 from tellapart.encoders.images import open_encoder
 from tellapart.errors import MissingExtraError, RecipeError, StoreError
 
@@ -164,6 +167,56 @@ def test_both_files_and_forms_of_the_preprocessor(tmp_path: Path) -> None:
     )
 
 
+# --- towers of captioners -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_captioners_tower_gives_all_tokens_its_decoder_sees(kind: str, tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "model", kind)
+    encoder = open_encoder(f"{KINDS[kind]}:{folder}")
+    assert isinstance(encoder, CaptionerTower)
+    assert (encoder.identity.regions, encoder.identity.width) == (5, 12), "the class token and four patches"
+    rng = np.random.default_rng(0)
+    squares = [Image.fromarray(rng.integers(0, 256, (16, 16, 3), dtype=np.uint8)) for _ in range(3)]
+    pixels = torch.from_numpy(encoder.pixels(squares))
+    whole = whole_model(KINDS[kind], folder)
+    with torch.no_grad():
+        hidden = vision_tower(whole, KINDS[kind])(pixel_values=pixels).last_hidden_state
+    np.testing.assert_allclose(encoder.encode(squares), hidden.numpy(), atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_captioners_tower_is_the_same_in_any_file(kind: str, tmp_path: Path, pictures: list[Image.Image]) -> None:
+    family, folder = KINDS[kind], make_folder(tmp_path / "model", kind)
+    encoder = open_encoder(f"{family}:{folder}")
+    assert isinstance(encoder, CaptionerTower)
+    (tmp_path / "alone").mkdir()
+    encoder.save(tmp_path / "alone")
+    alone = open_encoder(f"{family}:{tmp_path / 'alone'}")
+    assert replace(alone.identity, name=encoder.identity.name) == encoder.identity
+    np.testing.assert_array_equal(alone.encode(pictures), encoder.encode(pictures))
+
+    other = make_folder(tmp_path / "other", kind, seed=1)
+    assert open_encoder(f"{family}:{other}").identity.weights != encoder.identity.weights
+    config = json.loads((folder / "config.json").read_text())
+    config["encoder" if family == "encoder-decoder" else "vision_config"]["hidden_act"] = "relu"
+    change(folder / "config.json", **config)
+    assert open_encoder(f"{family}:{folder}").identity.weights != encoder.identity.weights
+
+
+def test_a_captioners_tower_that_is_not_whole(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "model", "blip")
+    tensors = load_file(folder / "model.safetensors")
+    del tensors[next(name for name in tensors if name.startswith("vision_model.encoder.layers.1"))]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(StoreError, match=r"the weights lack 1 tensors of a BlipForConditionalGeneration, such as "):
+        open_encoder(f"blip:{folder}").identity  # noqa: B018
+    with pytest.raises(RecipeError, match=r"holds a model of type 'blip'; did you mean blip:\?"):
+        open_encoder(f"git:{folder}")
+    with pytest.raises(RecipeError, match="say which model, as a folder or a model's id, as git:FOLDER_OR_ID"):
+        open_encoder("git")
+
+
 # --- identity -------------------------------------------------------------------------------------------------------
 
 
@@ -273,8 +326,6 @@ def test_files_that_are_missing_or_wrong(tmp_path: Path) -> None:
 
 
 def test_weights_that_lack_a_tensor(tmp_path: Path, pictures: list[Image.Image]) -> None:
-    from safetensors.torch import load_file, save_file
-
     folder = make(tmp_path / "model", "clip")
     tensors = load_file(folder / "model.safetensors")
     lost = next(name for name in tensors if "layers.1" in name)

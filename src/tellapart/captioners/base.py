@@ -9,19 +9,23 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from pydantic import BaseModel
 from torch import nn
 from torch.nn import functional
 
-from tellapart.encoders.images import EncoderIdentity
+from tellapart.encoders.images import EncoderIdentity, ImageEncoder, open_encoder
+from tellapart.errors import DataError
 from tellapart.files import new_folder
-from tellapart.text import PAD, START, Vocabulary
+from tellapart.text import PAD, SPECIALS, START, Vocabulary
+
+if TYPE_CHECKING:
+    from tellapart.recipe import DataSettings
 
 
 @dataclass
@@ -96,6 +100,34 @@ class Captioner(nn.Module, ABC):
     def traces(self, memory: Any, tokens: torch.Tensor, image_of_row: torch.Tensor) -> Traces:
         """Hidden states and attention maps of teacher-forced captions."""
 
+    # --- how one is made, saved and loaded; a captioner that brings its own tokens says it in its own way ------------
+
+    @classmethod
+    def make(
+        cls, settings: BaseModel, captions: Iterable[str], data: DataSettings, encoder: EncoderIdentity
+    ) -> Captioner:
+        """A new captioner for a recipe; its words are those of the training captions."""
+        vocabulary = Vocabulary.build(captions, data.min_count, data.normaliser, data.max_words)
+        if len(vocabulary) == len(SPECIALS):
+            raise DataError(f"no word occurs {data.min_count} times in the training captions; lower data.min_count")
+        return cls(settings, vocabulary, encoder)
+
+    def write_parts(self, folder: Path) -> None:
+        """Write what `from_parts` needs into a model folder, beside the weights."""
+        self.vocabulary.save(folder / "vocabulary.json")
+
+    @classmethod
+    def from_parts(cls, settings: BaseModel, encoder: EncoderIdentity, folder: Path) -> Captioner:
+        """The captioner that a model folder describes; its weights are loaded afterwards."""
+        return cls(settings, Vocabulary.load(folder / "vocabulary.json"), encoder)
+
+    def write_encoder(self, folder: Path) -> None:
+        """Write what `open_encoder` needs into a model folder; nothing where the encoder comes with a package."""
+
+    def open_encoder(self, device: str | None = None) -> ImageEncoder:
+        """The encoder of the features it reads; whether it is the very same one, its identity says."""
+        return open_encoder(self.encoder.name, device=device)
+
     # --- what all share ---------------------------------------------------------------------------------------
 
     def save_pretrained(self, folder: str | Path) -> None:
@@ -109,6 +141,7 @@ class Captioner(nn.Module, ABC):
         check_replaceable(Path(folder))
         with new_folder(Path(folder)) as new:
             write_model(self, new)
+            self.write_encoder(new)
 
     @staticmethod
     def from_pretrained(folder: str | Path) -> Captioner:

@@ -1,5 +1,7 @@
 """Model folders: `model.safetensors`, `model.json` (what to build), `vocabulary.json` and a card, `README.md`.
 
+Captioners from Hugging Face keep their configuration, tokenizer and vision tower in a folder `huggingface` beside them.
+
 A model folder alone captions a photograph. Loading one never unpickles anything.
 """
 
@@ -18,17 +20,16 @@ from tellapart.captioners.base import Captioner
 from tellapart.encoders.images import EncoderIdentity
 from tellapart.errors import RunError
 from tellapart.files import digest_of_file, read_json, write_json, write_text
-from tellapart.text import Vocabulary
 
 FORMAT = 1
-FILES = {"model.safetensors", "model.json", "vocabulary.json", "README.md"}
+FILES = {"model.safetensors", "model.json", "vocabulary.json", "README.md", "huggingface"}
 
 
 def write_model(captioner: Captioner, folder: Path) -> None:
     """Write a model folder's files into an existing folder."""
     weights = {name: tensor.contiguous() for name, tensor in captioner.state_dict().items()}
     save_file(weights, folder / "model.safetensors")
-    captioner.vocabulary.save(folder / "vocabulary.json")
+    captioner.write_parts(folder)
     _write_description(
         folder,
         {
@@ -58,10 +59,9 @@ def load_captioner(folder: str | Path, overrides: dict[str, Any] | None = None) 
     description = _read_description(folder)
     section = dict(description["captioner"])
     cls = registry.find("captioner", section.pop("name"))
-    vocabulary = Vocabulary.load(folder / "vocabulary.json")
     try:
         settings = cls.Settings(**{**section, **(overrides or {})})
-        captioner: Captioner = cls(settings, vocabulary, EncoderIdentity(**description["encoder"]))
+        captioner: Captioner = cls.from_parts(settings, EncoderIdentity(**description["encoder"]), folder)
         captioner.load_state_dict(load_file(folder / "model.safetensors"))
     except (SafetensorError, FileNotFoundError) as error:
         raise RunError(f"{folder}: model.safetensors cannot be read ({error}); take another checkpoint") from None

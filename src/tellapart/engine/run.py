@@ -25,11 +25,10 @@ from tellapart.engine import loop
 from tellapart.engine.processes import open_fabric
 from tellapart.engine.progress import ProgressLine
 from tellapart.engine.validation import measure_captions
-from tellapart.errors import DataError, RunError
+from tellapart.errors import RunError
 from tellapart.files import digest_of, read_json, write_json, write_text
 from tellapart.objectives.base import Objective
 from tellapart.recipe import Recipe, Upstream
-from tellapart.text import SPECIALS, Vocabulary
 
 T = TypeVar("T")
 
@@ -197,12 +196,8 @@ def _build(
     if "start" in upstreams:
         target = load_captioner(upstreams["start"].folder, captioner_settings.model_dump())
     else:
-        data = recipe.data
         captions = [caption for record in prepared.dataset.split("train") for caption in record.captions]
-        vocabulary = Vocabulary.build(captions, data.min_count, data.normaliser, data.max_words)
-        if len(vocabulary) == len(SPECIALS):
-            raise DataError(f"no word occurs {data.min_count} times in the training captions; lower data.min_count")
-        target = captioner_class(captioner_settings, vocabulary, prepared.store.encoder)
+        target = captioner_class.make(captioner_settings, captions, recipe.data, prepared.store.encoder)
     prepared.store.check(prepared.dataset, target.encoder)
     target.history = {
         "recipe": recipe.name,
