@@ -1,4 +1,4 @@
-"""Caption one's own pictures with a trained model."""
+"""Caption one's own pictures, or a split of a data set, with a trained model or several together."""
 
 from __future__ import annotations
 
@@ -10,16 +10,18 @@ from typing import Any
 import torch
 from PIL import Image
 
+from tellapart.captioners.base import Captioner
 from tellapart.captioners.folder import load_captioner
 from tellapart.data.images import load_image
+from tellapart.data.prepare import prepare
 from tellapart.data.readers import read_folder
 from tellapart.decoding.base import Caption, Decodable
 from tellapart.decoding.ensemble import Ensemble
-from tellapart.decoding.search import BLOCK, decode
+from tellapart.decoding.search import BLOCK, decode, decode_store
 from tellapart.encoders.images import accelerator
 from tellapart.errors import DataError, StoreError
 from tellapart.files import digest_of
-from tellapart.recipe import DecodingSettings
+from tellapart.recipe import DataSettings, DecodingSettings
 
 
 def caption(
@@ -47,13 +49,12 @@ def caption(
         [{'id': 'dog.jpg', 'caption': 'a dog ...', 'log_prob': -8.1, 'ended': True}]
     """
     decoding = decoding or DecodingSettings()
-    models = [model] if isinstance(model, str | Path) else list(model)
-    captioners = [load_captioner(Path(folder)).to(accelerator() or "cpu") for folder in models]
-    captioner = captioners[0] if len(captioners) == 1 else Ensemble(captioners)
+    captioners = _open(model)
+    captioner = _together(captioners)
     encoder = captioners[0].open_encoder(accelerator())
     if encoder.identity != captioner.encoder:
         raise StoreError(
-            f"{models[0]}: was trained on features of another {captioner.encoder.name}; install the version it used"
+            f"{model}: was trained on features of another {captioner.encoder.name}; install the version it used"
         )
     paths = _expand(images)
     rows: list[dict[str, Any]] = []
@@ -85,6 +86,45 @@ def caption(
         if on_progress is not None:
             on_progress(min(start + BLOCK, len(paths)), len(paths))
     return rows
+
+
+def caption_split(
+    data: str,
+    model: str | Path | Sequence[str | Path],
+    split: str = "test",
+    decoding: DecodingSettings | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+    prepared: str | Path = "prepared",
+) -> list[dict[str, Any]]:
+    """Captions of a data set's split, from its feature store; rows as of `caption`, with the records' ids.
+
+    Args:
+        data: 'scenes', a folder of pictures, or a data set (docs/data.md).
+        model: a run folder or a model folder; several speak as one.
+        split: `train`, `val` or `test`.
+        decoding: how captions are generated.
+        on_progress: called with pictures done and pictures in all.
+        prepared: folder for feature stores.
+
+    Example:
+        >>> rows = caption_split("dataset_flickr8k.json", ["runs/a", "runs/b"])    # doctest: +SKIP
+    """
+    captioner = _together(_open(model))
+    found = prepare(DataSettings(source=data, encoder=captioner.encoder.name, prepared=str(prepared)))
+    found.store.check(found.dataset, captioner.encoder)
+    records = found.dataset.split(split)
+    places = [found.dataset.row(record.id) for record in records]
+    said = decode_store(captioner, found.store, places, decoding or DecodingSettings(), on_progress)
+    return [{"id": record.id, **asdict(one)} for record, several in zip(records, said, strict=True) for one in several]
+
+
+def _open(model: str | Path | Sequence[str | Path]) -> list[Captioner]:
+    folders = [model] if isinstance(model, str | Path) else list(model)
+    return [load_captioner(Path(folder)).to(accelerator() or "cpu") for folder in folders]
+
+
+def _together(captioners: Sequence[Captioner]) -> Decodable:
+    return captioners[0] if len(captioners) == 1 else Ensemble(captioners)
 
 
 def _write_overlays(

@@ -116,8 +116,10 @@ def train(
 
 @app.command()
 def caption(
-    images: Annotated[list[Path], typer.Argument(help="Pictures, or folders of pictures.")],
     model: Annotated[list[Path], typer.Option(help="A run or model folder; given several times, they speak as one.")],
+    images: Annotated[list[Path] | None, typer.Argument(help="Pictures, or folders of pictures.")] = None,
+    data: Annotated[str | None, typer.Option(help="Instead of pictures: a data set, of which --split.")] = None,
+    split: Annotated[str, typer.Option(help="For --data.")] = "test",
     out: Annotated[Path | None, typer.Option(help="Write captions.jsonl here instead of printing.")] = None,
     method: Annotated[str, typer.Option(help="beam, diverse (a beam in groups that keep apart) or sample.")] = "beam",
     beam: Annotated[int, typer.Option(min=1, help="Beam width; 1 is greedy.")] = 3,
@@ -133,17 +135,25 @@ def caption(
 ) -> None:
     """Caption pictures; one JSON row a caption: id, caption, log_prob, ended; with --samples several rows a picture."""
     from tellapart.captioning import caption as caption_images
+    from tellapart.captioning import caption_split
     from tellapart.engine.progress import ProgressLine
     from tellapart.errors import DataError
     from tellapart.files import write_jsonl
     from tellapart.recipe import DecodingSettings
 
+    if bool(images) == bool(data):
+        raise typer.BadParameter("give pictures to caption, or a data set with --data")
+    if data and overlay:
+        raise typer.BadParameter("--overlay is for pictures, not for --data")
     chosen = {"method": method, "beam": beam, "samples": samples, "seed": seed}
     chosen |= {"temperature": temperature, "top_p": top_p}
     settings = DecodingSettings.parse(chosen, set_ or [])
     skipped: list[DataError] = []
     line = ProgressLine("captioning", " images")
-    rows = caption_images(images, model, settings, skipped.append, line.update, overlay)
+    if data is not None:
+        rows = caption_split(data, model, split, settings, line.update)
+    else:
+        rows = caption_images(images or [], model, settings, skipped.append, line.update, overlay)
     if out is not None:
         write_jsonl(out, rows)
     else:
