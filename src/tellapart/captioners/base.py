@@ -90,7 +90,10 @@ class Captioner(nn.Module, ABC):
 
     @abstractmethod
     def step(self, state: Any, token: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Say `token` in every row: log probabilities of the next one `[rows, vocabulary]`, and the new state."""
+        """Say `token` in every row: log probabilities of the next one `[rows, vocabulary]`, and the new state.
+
+        The log probabilities belong to the caller, who may write into them.
+        """
 
     @abstractmethod
     def select(self, state: Any, rows: torch.Tensor) -> Any:
