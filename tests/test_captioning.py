@@ -29,6 +29,7 @@ WORDS = ("a", "red", "blue", "house", "tree")
 class TinyEncoder:
     """Colours of the four quarters of a picture."""
 
+    concurrency = 1
     size = 4
     identity = EncoderIdentity("tiny", "0", "quarters", regions=4, width=3)
 
@@ -251,3 +252,20 @@ def test_the_command_says_what_cannot_be(
     assert "decoding: a beam of 3 cannot give 9 samples" in capsys.readouterr().err
     assert run(monkeypatch, pictures, "--model", model, "--set", "max_word=4") == 2
     assert "decoding.max_word: there is no such key; did you mean 'max_words'?" in capsys.readouterr().err
+
+
+def test_a_split_of_a_data_set(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same captions as of its pictures; several models speak as one; the rows are what `evaluate` reads."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(1)
+    rows = []
+    for number in range(3):
+        Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(tmp_path / f"{number}.png")
+        split = "test" if number else "train"
+        rows.append({"id": str(number), "image": f"{number}.png", "split": split, "caption": "a red house"})
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    said = captioning.caption_split("data.jsonl", model)
+    assert [row["id"] for row in said] == ["1", "2"]
+    assert [row["caption"] for row in said] == [row["caption"] for row in caption(["1.png", "2.png"], model)]
+    settings = DecodingSettings(method="sample", samples=3)
+    assert len(captioning.caption_split("data.jsonl", [model, model], decoding=settings)) == 6

@@ -399,3 +399,64 @@ def test_a_recipe_cannot_be_changed(write: Write) -> None:
     recipe = Recipe.load(write())
     with pytest.raises(ValueError, match="frozen"):
         recipe.seed = 3  # type: ignore[misc]
+
+
+# --- budgets --------------------------------------------------------------------------------------------------------
+
+BUDGETS = {
+    "smoke": {"training": {"steps": 2}, "data": {"scenes": {"train": 6}}},
+    "paper": {"training": {"steps": None, "epochs": 9}, "captioner": {"hidden": 512}},
+}
+
+
+def test_a_budget_changes_what_it_says(write: Write) -> None:
+    path = write(budgets=BUDGETS)
+    laptop, smoke, paper = (Recipe.load(path, budget=budget) for budget in ("laptop", "smoke", "paper"))
+    assert Recipe.load(path) == laptop
+    assert (laptop.training.steps, smoke.training.steps, paper.training.steps) == (10, 2, None)
+    assert paper.training.epochs == 9
+    assert smoke.data.scenes.train == 6
+    assert smoke.data.scenes.val == 8, "what a budget does not name stays"
+    assert paper.captioner["hidden"] == 512
+    assert Recipe.load(path, ["training.steps=3"], "smoke").training.steps == 3, "an override has the last word"
+    assert len({recipe.digest for recipe in (laptop, smoke, paper)}) == 3
+
+
+def test_what_a_recipe_starts_from_has_its_budget(write: Write) -> None:
+    write(budgets=BUDGETS)
+    child = Recipe.load(write("child", CHILD), budget="paper")
+    assert child.budget == "paper"
+    assert child.captioner["hidden"] == 512
+    assert child.captioner["dropout"] == 0.0
+
+
+def test_the_name_of_a_budget_is_not_what_is_trained(write: Write) -> None:
+    """A recipe without budgets is the same training at each, and a resolved one is what it was."""
+    path = write()
+    assert Recipe.load(path, budget="smoke").digest == Recipe.load(path).digest
+    smoke = Recipe.load(write(budgets=BUDGETS), budget="smoke")
+    again = Recipe.load(write("resolved", smoke.resolved()))
+    assert again == smoke
+
+
+@pytest.mark.parametrize(
+    ("budgets", "told"),
+    [
+        ({"smok": {}}, r"budgets\.smok: there is no such budget; did you mean 'smoke'\?"),
+        ({"smoke": 3}, r"budgets: give each budget a mapping"),
+        ([], r"budgets: give each budget a mapping"),
+    ],
+)
+def test_mistakes_in_budgets(write: Write, budgets: Any, told: str) -> None:
+    with pytest.raises(RecipeError, match=told):
+        Recipe.load(write(budgets=budgets))
+    with pytest.raises(RecipeError, match="there is no budget 'papers'; did you mean 'paper'"):
+        Recipe.load(write(), budget="papers")
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: str(path.relative_to(RECIPES)))
+def test_every_shipped_recipe_can_be_built_at_every_budget(path: Path) -> None:
+    for budget in ("smoke", "laptop", "paper"):
+        recipe = Recipe.load(path, budget=budget)
+        assert recipe.component("captioner")
+        assert recipe.component("objective")

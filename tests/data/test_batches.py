@@ -214,6 +214,43 @@ def test_processes_together_see_what_one_sees(
         assert (negative == part.pairs.image_row[:count, None]).all(), "K each, in the positives' order"
 
 
+@given(seed=st.integers(0, 2**31), step=st.integers(0, 40), world=st.integers(1, 4), parts=st.integers(1, 3))
+def test_shares_in_turn_are_the_whole_batch_in_its_order(seed: int, step: int, world: int, parts: int) -> None:
+    """Part by part and within a part by process: so gathered keys and noise are what one process has."""
+    whole = source_of_images(seed=seed, negatives=1).at(step)
+    shares = [
+        source_of_images(seed=seed, negatives=1, rank=rank, world=world, parts=parts).at(step, part)
+        for part in range(parts)
+        for rank in range(world)
+    ]
+    assert [id for share in shares for id in share.ids] == whole.ids
+    assert sum(len(share.pairs) for share in shares) == len(whole.pairs)
+    noise = whole.uniform("words", 3, 2)
+    assert noise.shape == (len(whole.ids), 3, 2)
+    assert torch.equal(torch.cat([share.uniform("words", 3, 2) for share in shares]), noise)
+    assert ((noise >= 0) & (noise < 1)).all()
+
+
+def test_noise_differs_by_name_step_and_seed() -> None:
+    source = source_of_images(seed=1)
+    noise = source.at(0).uniform("words", 5)
+    assert torch.equal(source.at(0).uniform("words", 5), noise)
+    for other in (source.at(0).uniform("images", 5), source.at(1).uniform("words", 5)):
+        assert not torch.equal(other, noise)
+    assert not torch.equal(source_of_images(seed=2).at(0).uniform("words", 5), noise)
+
+
+def test_what_was_computed_can_be_forgotten(make: Make) -> None:
+    batch = make().at(0)
+    calls: list[int] = []
+    for _ in range(2):
+        batch.once("key", lambda: calls.append(1))
+    assert len(calls) == 1
+    batch.forget()
+    batch.once("key", lambda: calls.append(1))
+    assert len(calls) == 2
+
+
 def source_of_images(images: int = 23, **options: object) -> BatchSource:
     """Images whose captions are 1 to 7 words long; features and captions name the image."""
     records = tuple(
