@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,21 @@ def mistakes(path: Path, *overrides: str) -> list[str]:
 
 def test_some_recipes_are_shipped() -> None:
     assert len(SHIPPED) >= 4
+
+
+@pytest.mark.parametrize(
+    ("part", "told"),
+    [
+        ({"contrastive": {"negatvies": 3}}, "objective.parts: contrastive.negatvies: .* did you mean 'negatives'"),
+        ({"contrastive": {"nu": float("inf")}}, "objective.parts: contrastive.nu: Input should be a finite number"),
+        ({"likelihood": {"weight": float("nan")}}, "objective.parts: likelihood.weight is no number: nan"),
+        ({"likelihod": {}}, "objective.parts: there is no objective 'likelihod'; did you mean 'likelihood'"),
+    ],
+)
+def test_mistakes_in_a_composed_objective(write: Write, part: dict[str, Any], told: str) -> None:
+    path = write("child", CHILD, objective={"name": "composed", "parts": part})
+    write()
+    assert any(re.match(told, line) for line in mistakes(path)), mistakes(path)
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.relative_to(RECIPES).as_posix())
@@ -204,6 +220,8 @@ def test_overrides_that_are_none(write: Write, override: str, told: str) -> None
         ("seed=-1", "seed: Input should be greater than or equal to 0 (it is -1)"),
         ("training.epochs=3", "training: give either epochs or steps"),
         ("training.steps=null", "training: give either epochs or steps"),
+        ("training.monitor=CIDEr", "training: say with monitor_best whether the lowest or the highest CIDEr is best"),
+        ("training.learning_rate=inf", "training.learning_rate: Input should be a finite number"),
     ],
 )
 def test_one_mistake(write: Write, override: str, told: str) -> None:
@@ -424,16 +442,18 @@ def test_a_budget_changes_what_it_says(write: Write) -> None:
 
 def test_what_a_recipe_starts_from_has_its_budget(write: Write) -> None:
     write(budgets=BUDGETS)
-    child = Recipe.load(write("child", CHILD), budget="paper")
+    child = Recipe.load(write("child", CHILD, budgets={"paper": {}}), budget="paper")
     assert child.budget == "paper"
     assert child.captioner["hidden"] == 512
     assert child.captioner["dropout"] == 0.0
 
 
 def test_the_name_of_a_budget_is_not_what_is_trained(write: Write) -> None:
-    """A recipe without budgets is the same training at each, and a resolved one is what it was."""
-    path = write()
-    assert Recipe.load(path, budget="smoke").digest == Recipe.load(path).digest
+    """An empty budget is the same training, and a resolved recipe is what it was."""
+    with pytest.raises(RecipeError, match="has no budget 'smoke'; it has: laptop"):
+        Recipe.load(write(), budget="smoke")
+    empty = write(budgets={"smoke": {}})
+    assert Recipe.load(empty, budget="smoke").digest == Recipe.load(empty).digest
     smoke = Recipe.load(write(budgets=BUDGETS), budget="smoke")
     again = Recipe.load(write("resolved", smoke.resolved()))
     assert again == smoke

@@ -21,7 +21,7 @@ from tellapart.decoding.search import BLOCK, decode, decode_store
 from tellapart.encoders.images import accelerator
 from tellapart.errors import DataError, StoreError
 from tellapart.files import digest_of
-from tellapart.recipe import DataSettings, DecodingSettings
+from tellapart.recipe import DataSettings, DecodingSettings, Recipe
 
 
 def caption(
@@ -39,7 +39,7 @@ def caption(
     Args:
         images: picture files, or folders that hold some.
         model: a run folder or a model folder; several speak as one, by the mean of their words' probabilities.
-        decoding: how captions are generated.
+        decoding: how captions are generated; by default as the (first) run's recipe says.
         on_skip: told of each picture that cannot be read; without it such a picture raises `DataError`.
         on_progress: called with pictures done and pictures in all.
         overlay: a folder for pictures of where the model looked: in it one folder for each caption, `0001-NAME`.
@@ -48,7 +48,7 @@ def caption(
         >>> tellapart.caption(["dog.jpg"], model="demo/runs/scenes-cl-1a2b3c4d")      # doctest: +SKIP
         [{'id': 'dog.jpg', 'caption': 'a dog ...', 'log_prob': -8.1, 'ended': True}]
     """
-    decoding = decoding or DecodingSettings()
+    decoding = decoding or own_decoding(model)
     captioners = _open(model)
     captioner = _together(captioners)
     encoder = captioners[0].open_encoder(accelerator())
@@ -114,8 +114,14 @@ def caption_split(
     found.store.check(found.dataset, captioner.encoder)
     records = found.dataset.split(split)
     places = [found.dataset.row(record.id) for record in records]
-    said = decode_store(captioner, found.store, places, decoding or DecodingSettings(), on_progress)
+    said = decode_store(captioner, found.store, places, decoding or own_decoding(model), on_progress)
     return [{"id": record.id, **asdict(one)} for record, several in zip(records, said, strict=True) for one in several]
+
+
+def own_decoding(model: str | Path | Sequence[str | Path]) -> DecodingSettings:
+    """How the recipe of a run (the first of several) decodes; the defaults for a model folder alone."""
+    first = Path(model if isinstance(model, str | Path) else next(iter(model)))
+    return Recipe.load(first).decoding if (first / "recipe.yaml").exists() else DecodingSettings()
 
 
 def _open(model: str | Path | Sequence[str | Path]) -> list[Captioner]:

@@ -107,6 +107,8 @@ def train(
         raise typer.BadParameter("give a recipe to train, or --resume RUN to continue one")
     if recipe is None:
         assert resume is not None
+        if budget is not None or out is not None:
+            raise typer.BadParameter("--resume takes nothing else: a run goes on as it began")
         run = engine.resume(resume)
     else:
         run = engine.train(find_recipe(recipe), *(overrides or []), budget=budget, runs=runs, out=out)
@@ -121,21 +123,26 @@ def caption(
     data: Annotated[str | None, typer.Option(help="Instead of pictures: a data set, of which --split.")] = None,
     split: Annotated[str, typer.Option(help="For --data.")] = "test",
     out: Annotated[Path | None, typer.Option(help="Write captions.jsonl here instead of printing.")] = None,
-    method: Annotated[str, typer.Option(help="beam, diverse (a beam in groups that keep apart) or sample.")] = "beam",
-    beam: Annotated[int, typer.Option(min=1, help="Beam width; 1 is greedy.")] = 3,
-    samples: Annotated[int, typer.Option(min=1, help="Captions for each picture.")] = 1,
-    temperature: Annotated[float, typer.Option(help="For sample: below 1 sharper, above 1 flatter.")] = 1.0,
+    method: Annotated[
+        str | None, typer.Option(help="beam, diverse (a beam in groups that keep apart) or sample.")
+    ] = None,
+    beam: Annotated[int | None, typer.Option(min=1, help="Beam width; 1 is greedy.")] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Captions for each picture.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="For sample: below 1 sharper, above 1 flatter.")] = None,
     top_p: Annotated[float | None, typer.Option(help="For sample: only the likeliest words of this mass.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="For sample.")] = 0,
+    seed: Annotated[int | None, typer.Option(min=0, help="For sample.")] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", help="Any other key of a recipe's decoding section, e.g. length_penalty=1 or groups=3."),
     ] = None,
     overlay: Annotated[Path | None, typer.Option(help="Folder for pictures of where the model looked.")] = None,
 ) -> None:
-    """Caption pictures; one JSON row a caption: id, caption, log_prob, ended; with --samples several rows a picture."""
+    """Caption pictures; one JSON row a caption: id, caption, log_prob, ended; with --samples several rows a picture.
+
+    What is not said here is as in the (first) run's recipe.
+    """
     from tellapart.captioning import caption as caption_images
-    from tellapart.captioning import caption_split
+    from tellapart.captioning import caption_split, own_decoding
     from tellapart.engine.progress import ProgressLine
     from tellapart.errors import DataError
     from tellapart.files import write_jsonl
@@ -145,9 +152,16 @@ def caption(
         raise typer.BadParameter("give pictures to caption, or a data set with --data")
     if data and overlay:
         raise typer.BadParameter("--overlay is for pictures, not for --data")
-    chosen = {"method": method, "beam": beam, "samples": samples, "seed": seed}
-    chosen |= {"temperature": temperature, "top_p": top_p}
-    settings = DecodingSettings.parse(chosen, set_ or [])
+    said = {
+        "method": method,
+        "beam": beam,
+        "samples": samples,
+        "seed": seed,
+        "temperature": temperature,
+        "top_p": top_p,
+    }
+    chosen = {key: value for key, value in said.items() if value is not None}
+    settings = DecodingSettings.parse({**own_decoding(model).model_dump(), **chosen}, set_ or [])
     skipped: list[DataError] = []
     line = ProgressLine("captioning", " images")
     if data is not None:
@@ -185,7 +199,10 @@ def evaluate(
             raise TellapartError(
                 f"{what}: --data, --against and --out are for files of captions; 'tellapart compare' compares runs"
             )
-        _print_figures(evaluate_run(open_run(what), split, retrieval_images).corpus)
+        measured = evaluate_run(open_run(what), split, retrieval_images)
+        _print_figures(measured.corpus)
+        for metric, reason in measured.not_reported.items():
+            print(f"{metric} is not reported: {reason}")
         return
     from tellapart.evaluation.caption_files import evaluate_captions, table
 

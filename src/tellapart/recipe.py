@@ -9,6 +9,7 @@ tests) and `paper` (the published sizes) change in it. What a recipe starts from
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -24,7 +25,7 @@ BUDGETS = ("smoke", "laptop", "paper")
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class ScenesSettings(Section):
@@ -91,7 +92,7 @@ class TrainingSettings(Section):
     validate_every: int | None = Field(None, ge=1, description="steps; null: every epoch")
     validate_captions: int = Field(0, ge=0, description="so many validation images are captioned and scored each time")
     monitor: str = Field("loss", description="the validation figure that says which checkpoint is best, e.g. CIDEr")
-    monitor_best: Literal["lowest", "highest"] = "lowest"
+    monitor_best: Literal["lowest", "highest"] | None = Field(None, description="which is best; null: the lowest loss")
     patience: int | None = Field(None, ge=1, description="stop after so many validations without a better figure")
     log_every: int = Field(20, ge=1, description="steps")
 
@@ -99,6 +100,12 @@ class TrainingSettings(Section):
     def _length(self) -> TrainingSettings:
         if (self.epochs is None) == (self.steps is None):
             raise ValueError("give either epochs or steps, and set the other to null")
+        return self
+
+    @model_validator(mode="after")
+    def _direction(self) -> TrainingSettings:
+        if self.monitor != "loss" and self.monitor_best is None:
+            raise ValueError(f"say with monitor_best whether the lowest or the highest {self.monitor} is best")
         return self
 
 
@@ -244,8 +251,10 @@ class Recipe(Section):
         The name, the description, how captions are decoded and where files lie do not matter to it.
         """
         content = self.resolved()
-        for key in ("name", "description", "budget", "decoding", "start", "reference"):
+        for key in ("name", "description", "budget", "start", "reference"):
             del content[key]
+        if not self.training.validate_captions:  # otherwise how captions are decoded may choose the checkpoint
+            del content["decoding"]
         for key in ("prepared", "source", "max_skipped"):
             del content["data"][key]
         return digest_of(content)
@@ -271,8 +280,8 @@ def _content(path: Path, overrides: Sequence[str], budget: str | None, above: tu
     if path.resolve() in above:
         raise RecipeError(f"{path}: this recipe starts from itself; change its start.from or reference.from")
     content = read_yaml(path)
-    content["budget"] = budget or content.get("budget", "laptop")
-    _apply_budget(content, path)
+    _find_data(content, path)
+    _apply_budget(content, budget, path)
     for override in overrides:
         _set(content, override)
     # A target that starts from a model is that model's architecture; the reference may be any other.
@@ -289,14 +298,27 @@ def _content(path: Path, overrides: Sequence[str], budget: str | None, above: tu
     return content
 
 
-def _apply_budget(content: dict[str, Any], path: Path) -> None:
+def _find_data(content: dict[str, Any], path: Path) -> None:
+    """Data beside the recipe (a run's are named relative to its folder), or relative to the current folder."""
+    data = content.get("data")
+    for key in ("source", "prepared"):
+        named = data.get(key) if isinstance(data, dict) else None
+        if isinstance(named, str) and named != "scenes" and (path.parent / named).exists():
+            content["data"][key] = os.path.normpath(path.parent / named)
+
+
+def _apply_budget(content: dict[str, Any], budget: str | None, path: Path) -> None:
     """Put what the section `budgets` says of the chosen budget into the recipe."""
+    resolved = "budget" in content  # a run's recipe is what it became
+    content["budget"] = budget or content.get("budget", "laptop")
     budgets = content.pop("budgets", {})
     if not isinstance(budgets, dict) or not all(isinstance(changes, dict) for changes in budgets.values()):
         raise RecipeError(f"{path}: budgets: give each budget a mapping of what it changes")
     unknown = [name for name in budgets if name not in BUDGETS]
     if unknown:
         raise RecipeError(f"{path}: budgets.{unknown[0]}: there is no such budget{did_you_mean(unknown[0], BUDGETS)}")
+    if budget not in (None, "laptop", *budgets) and not resolved:
+        raise RecipeError(f"{path}: has no budget '{budget}'; it has: {', '.join(['laptop', *budgets])}")
     for section, changes in budgets.get(content["budget"], {}).items():
         own = content.get(section)
         content[section] = _filled(changes, own) if isinstance(own, dict) and isinstance(changes, dict) else changes
@@ -385,7 +407,12 @@ def _keys(model: type[BaseModel], path: Sequence[str]) -> list[str]:
     """The keys a section of the model takes."""
     for part in path:
         fields = {(field.alias or name): field for name, field in model.model_fields.items()}
+        if part not in fields:
+            return []
         annotation = fields[part].annotation
         options = [annotation, *getattr(annotation, "__args__", ())]
-        model = next(o for o in options if isinstance(o, type) and issubclass(o, BaseModel))
+        models = [o for o in options if isinstance(o, type) and issubclass(o, BaseModel)]
+        if not models:
+            return []
+        model = models[0]
     return [field.alias or name for name, field in model.model_fields.items()]

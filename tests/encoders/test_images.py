@@ -56,7 +56,7 @@ def test_a_name_and_its_encoder(name: str, canonical: str, size: int, regions: i
         ("siglip:", "say which model"),
         ("clip@448", "say which model"),
         ("timm:", "say which model, as timm:resnet50.a1_in1k"),
-        ("", "there is no encoder ''; known: clip, efficientnet-lite0"),
+        ("", "there is no encoder ''; known: blip, clip"),
     ],
 )
 def test_a_wrong_name(name: str, told: str) -> None:

@@ -23,7 +23,7 @@ from tellapart.captioners.folder import load_captioner, model_folder
 from tellapart.data.batches import Batch, BatchSource
 from tellapart.data.features import FeatureStore
 from tellapart.data.records import Dataset
-from tellapart.engine import loop
+from tellapart.engine import checkpoint, loop
 from tellapart.engine.checkpoint import checkpoint_path, load_trainer_state
 from tellapart.engine.schedule import learning_rate
 from tellapart.errors import RecipeError, RunError
@@ -143,9 +143,9 @@ def test_a_loss_that_is_not_a_number_stops_with_step_name_and_images(
         return totals if next(calls) < 1 else {**totals, "loss": Total(totals["loss"].sum * torch.inf, 1)}
 
     objective.forward = fails_in_the_second_step  # type: ignore[method-assign]
-    with pytest.raises(RunError, match=r"step 4: loss is not a finite number, on the images \d+, \d+") as stopped:
+    with pytest.raises(RunError, match=r"step 5: loss is not a finite number, on the images \d+, \d+") as stopped:
         train(objective, tiny_data, run, steps=7)
-    failed = run / "checkpoints" / "failed-step-4"
+    failed = run / "checkpoints" / "failed-step-5"
     assert str(failed) in str(stopped.value)
     report = json.loads((failed / "failure.json").read_text())
     assert report["not_finite"] == ["loss"]
@@ -171,7 +171,7 @@ def test_a_gradient_that_is_not_a_number_stops_before_the_update(
 
     objective.forward = infinite_slope  # type: ignore[method-assign]
     for clip in (5.0, None):
-        with pytest.raises(RunError, match="step 0: gradient_norm is not a finite number"):
+        with pytest.raises(RunError, match="step 1: gradient_norm is not a finite number"):
             train(objective, tiny_data, tmp_path / f"run-{clip}", clip_norm=clip)
         assert all(torch.equal(before[name], value) for name, value in objective.target.state_dict().items())
 
@@ -244,8 +244,64 @@ def test_patience_is_remembered_over_a_stop(tiny_data: Data, make_captioner: Mak
 
 def test_a_figure_that_does_not_exist(tiny_data: Data, make_captioner: Make, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"there is no validation figure 'CIDER'; there are: loss"):
-        train(objective_of("likelihood", make_captioner), tiny_data, tmp_path / "run", monitor="CIDER")
+        train(
+            objective_of("likelihood", make_captioner),
+            tiny_data,
+            tmp_path / "run",
+            monitor="CIDER",
+            monitor_best="highest",
+        )
     assert not (tmp_path / "run" / "checkpoints").exists()
+
+
+def test_a_figure_of_one_phase(tiny_data: Data, tmp_path: Path) -> None:
+    chosen = {"monitor": "generator/loss", "monitor_best": "lowest", "validate_every": 1, "steps": 3}
+    train(stand_ins.make("two-phases"), tiny_data, tmp_path / "run", **chosen)
+    figures = [row["generator/loss"] for row in rows_of(tmp_path / "run", "val")]
+    assert load_trainer_state(checkpoint_path(tmp_path / "run", "last"))["best"] == min(figures)
+
+
+def test_a_figure_that_is_no_number_is_never_the_best(tiny_data: Data, make_captioner: Make, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    chosen = {"monitor": "CIDEr", "monitor_best": "highest", "keep": "best", "validate_every": 1, "steps": 4}
+    figures = measured([0.0, math.nan, 0.2, math.nan, 0.1])
+    train(objective_of("likelihood", make_captioner), tiny_data, run, measure=figures, **chosen)
+    assert model_folder(run).name == "step-2"
+
+
+def test_a_process_killed_before_last_flips_keeps_its_best(
+    tiny_data: Data, make_captioner: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Wherever it dies between a checkpoint and its pointers, the end is the same."""
+    chosen = {"keep": "best", "validate_every": 1, "learning_rate": 0.3, "schedule": "constant", "steps": 8}
+    train(objective_of("likelihood", make_captioner), tiny_data, tmp_path / "straight", **chosen)
+    best = model_folder(tmp_path / "straight").name
+    for dies_at in ("best", "last"):
+        run = tmp_path / dies_at
+        point = checkpoint.point
+
+        def dying(folder: Path, pointer: str, name: str, dies_at: str = dies_at, point: Any = point) -> None:
+            if (pointer, name) == (dies_at, best):
+                raise KeyboardInterrupt
+            point(folder, pointer, name)
+
+        monkeypatch.setattr(checkpoint, "point", dying)
+        with pytest.raises(KeyboardInterrupt):
+            train(objective_of("likelihood", make_captioner), tiny_data, run, **chosen)
+        monkeypatch.undo()
+        train(objective_of("likelihood", make_captioner), tiny_data, run, **chosen)
+        assert model_folder(run).name == best
+
+
+def test_a_stopped_checkpoint_does_not_claim_older_figures(
+    tiny_data: Data, make_captioner: Make, tmp_path: Path
+) -> None:
+    objective = objective_of("likelihood", make_captioner)
+    steps = itertools.count(1)
+    objective.after_step = lambda: os.kill(os.getpid(), signal.SIGINT) if next(steps) == 4 else None  # type: ignore[method-assign,func-returns-value]
+    with pytest.raises(loop.Interrupted):
+        train(objective, tiny_data, tmp_path / "run")
+    assert load_captioner(checkpoint_path(tmp_path / "run", "last")).history == {"steps": 4}
 
 
 def test_the_newest_checkpoints_stay(tiny_data: Data, make_captioner: Make, tmp_path: Path) -> None:

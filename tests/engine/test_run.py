@@ -19,6 +19,7 @@ from tellapart.engine.run import Run, open_run, resume, train
 from tellapart.errors import RecipeError, RunError
 from tellapart.evaluation.evaluate import evaluate_run
 from tellapart.objectives.likelihood import Likelihood
+from tellapart.recipe import DecodingSettings
 
 RECIPES = Path(__file__).parents[2] / "recipes" / "scenes"
 DATA = {
@@ -95,10 +96,46 @@ def test_a_changed_recipe_or_data_is_noticed(place: Path, tmp_path: Path) -> Non
         train(place / "mle.yaml", out=tmp_path / "full")
 
 
+def test_a_mistake_found_late_does_not_block_the_folder(place: Path, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="no validation figure 'CIDER'"):
+        train(place / "mle.yaml", "training.monitor=CIDER", "training.monitor_best=highest", out=tmp_path / "mine")
+    assert train(place / "mle.yaml", out=tmp_path / "mine").folder == tmp_path / "mine"
+
+
+def test_only_one_process_trains_in_a_folder(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def inner(self: Likelihood) -> None:
+        monkeypatch.undo()
+        with pytest.raises(RunError, match="another process trains here"):
+            train(place / "mle.yaml", out=tmp_path / "mine")
+
+    monkeypatch.setattr(Likelihood, "after_step", inner)
+    train(place / "mle.yaml", out=tmp_path / "mine")
+
+
+def test_a_run_is_found_from_another_folder(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its recipe names data relative to the run."""
+    run = train(place / "mle.yaml", out=place / "runs" / "elsewhere")
+    monkeypatch.chdir(tmp_path)
+    assert "../prepared" in (run.folder / "recipe.yaml").read_text()
+    again = resume(Path(os.path.relpath(run.folder)))
+    assert open_run(again.folder).recipe.digest == run.recipe.digest
+    assert not list(tmp_path.iterdir()), "nothing was rendered again"
+
+
+def test_a_found_run_takes_the_decoding_asked_for(place: Path, tmp_path: Path) -> None:
+    train(place / "mle.yaml", out=tmp_path / "run")
+    run = train(place / "mle.yaml", "decoding.beam=5", out=tmp_path / "run")
+    assert open_run(run.folder).recipe.decoding.beam == 5
+    chosen = ["training.validate_captions=2", "training.monitor=CIDEr", "training.monitor_best=highest"]
+    train(place / "mle.yaml", *chosen, out=tmp_path / "other")
+    with pytest.raises(RunError, match="changed: recipe"):  # there decoding chooses the checkpoint
+        train(place / "mle.yaml", *chosen, "decoding.beam=5", out=tmp_path / "other")
+
+
 def test_a_stopped_run_is_resumed_by_its_folder(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     straight = train(place / "mle.yaml", out=tmp_path / "straight")
     monkeypatch.setattr(Likelihood, "after_step", lambda self: os.kill(os.getpid(), signal.SIGINT))
-    with pytest.raises(loop.Interrupted, match=r"after step 1 of 4 and saved; to continue: tellapart train --resume"):
+    with pytest.raises(loop.Interrupted, match=r"after step 1 of 4 and saved; the same command .*train --resume"):
         train(place / "mle.yaml", out=tmp_path / "stopped")
     monkeypatch.undo()
     with pytest.raises(RunError, match="not finished; continue it: tellapart train --resume"):
@@ -147,7 +184,7 @@ def test_a_card_tells_what_was_measured(run: Run) -> None:
 
 def test_a_model_folder_alone_captions_a_photograph(run: Run, place: Path, tmp_path: Path) -> None:
     picture = next((place / "prepared").rglob("*.png"))
-    expected = tellapart.caption([picture], model=run.folder)
+    expected = tellapart.caption([picture], run.folder, DecodingSettings())
     Captioner.from_pretrained(run.folder).save_pretrained(tmp_path / "model")
     moved = Path(shutil.move(tmp_path / "model", tmp_path / "moved"))
     assert {path.name for path in moved.iterdir()} == {

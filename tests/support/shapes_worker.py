@@ -24,7 +24,7 @@ from tellapart.engine.processes import open_fabric
 from tellapart.objectives.base import Objective
 from tellapart.recipe import TrainingSettings
 
-STEPS, STOP = 7, 4
+STEPS, STOP = 7, 5
 
 
 def train(objective: Objective, folder: Path, rate: float = 0.01, precision: str = "full", **settings: object) -> None:

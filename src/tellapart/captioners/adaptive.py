@@ -18,7 +18,7 @@ from tellapart.text import PAD, Vocabulary
 class AdaptiveAttentionSettings(BaseModel):
     """Sizes and regularisation of `AdaptiveAttention`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     hidden: int = Field(512, ge=1, description="width of the LSTM, the regions and the sentinel")
     embedding: int = Field(256, ge=1, description="width of the word embedding and of v_g")

@@ -43,7 +43,10 @@ def write_model(captioner: Captioner, folder: Path) -> None:
 
 def check_replaceable(folder: Path) -> None:
     """Refuse a folder that holds anything but a model."""
-    others = sorted({path.name for path in folder.iterdir()} - FILES) if folder.exists() else []
+    if folder.exists() and not folder.is_dir():
+        raise RunError(f"{folder}: this is a file; choose a new folder")
+    names = {path.name for path in folder.iterdir()} if folder.exists() else set()
+    others = sorted(names - FILES) or sorted(names if "model.json" not in names else [])
     if others:
         raise RunError(f"{folder}: holds something else than a model ({others[0]}); choose a new folder")
 
@@ -57,14 +60,16 @@ def load_captioner(folder: str | Path, overrides: dict[str, Any] | None = None) 
     """
     folder = model_folder(Path(folder))
     description = _read_description(folder)
-    section = dict(description["captioner"])
-    cls = registry.find("captioner", section.pop("name"))
     try:
+        section = dict(description["captioner"])
+        cls = registry.find("captioner", section.pop("name"))
         settings = cls.Settings(**{**section, **(overrides or {})})
         captioner: Captioner = cls.from_parts(settings, EncoderIdentity(**description["encoder"]), folder)
         captioner.load_state_dict(load_file(folder / "model.safetensors"))
     except (SafetensorError, FileNotFoundError) as error:
         raise RunError(f"{folder}: model.safetensors cannot be read ({error}); take another checkpoint") from None
+    except (KeyError, TypeError) as error:
+        raise RunError(f"{folder}: model.json is damaged ({error}); take another checkpoint") from None
     except (RuntimeError, ValidationError) as error:
         reason = " ".join(str(error).splitlines()[:2])
         raise RunError(

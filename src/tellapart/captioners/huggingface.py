@@ -51,7 +51,7 @@ DECODERS = ("gpt2", "bert", "roberta")
 class HuggingFaceSettings(BaseModel):
     """What a captioner begins with and how it is trained."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     model: str | None = Field(
         None,

@@ -19,7 +19,7 @@ from tellapart.text import PAD, Vocabulary
 class NeuralTalkSettings(BaseModel):
     """Settings of `NeuralTalk`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     hidden: int = Field(512, ge=1, description="width of the LSTM")
     embedding: int = Field(512, ge=1, description="width of the word and image embeddings")

@@ -22,7 +22,7 @@ KeysAndValues = tuple[torch.Tensor, torch.Tensor]  # each [batch, heads, items, 
 class TransformerSettings(BaseModel):
     """Settings of `Transformer`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     width: int = Field(512, ge=1, description="of all states")
     layers: int = Field(6, ge=1, description="of the encoder, and of the decoder")

@@ -18,7 +18,7 @@ from tellapart.text import PAD, Vocabulary
 class UpDownSettings(BaseModel):
     """Settings of `UpDown`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     hidden: int = Field(512, ge=1, description="width of both LSTMs and of the regions (the paper: 1000)")
     embedding: int = Field(512, ge=1, description="width of the word embedding (the paper: 1000)")

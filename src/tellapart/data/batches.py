@@ -19,6 +19,7 @@ import torch
 from tellapart.data.features import FeatureStore
 from tellapart.data.negatives import CaptionPool, HardNegatives
 from tellapart.data.records import Dataset, Record
+from tellapart.errors import DataError
 from tellapart.recipe import NegativeSettings
 
 T = TypeVar("T")
@@ -154,6 +155,8 @@ class BatchSource:
         self.world = world
         self.parts = parts
         self.pool = CaptionPool([record.captions for record in self.records])
+        if negatives and len(self.records) < 2:
+            raise DataError(f"the split '{split}' has one image with captions; negatives need captions of another one")
         self.hard: HardNegatives | None = None
         if negatives and negative_settings is not None and negative_settings.hard > 0:
             self.hard = HardNegatives(self.pool, store.pooled(self.rows), negative_settings)

@@ -9,11 +9,13 @@ What is not known here: captions, contrast, pairs. The objective knows.
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -27,7 +29,7 @@ from tellapart.captioners.folder import load_captioner
 from tellapart.data.batches import Batch, BatchSource
 from tellapart.engine import checkpoint
 from tellapart.engine.journal import Journal
-from tellapart.engine.processes import FabricProcesses, open_fabric
+from tellapart.engine.processes import FabricProcesses, on_first, open_fabric
 from tellapart.engine.progress import ProgressLine
 from tellapart.engine.schedule import learning_rate, make_optimiser
 from tellapart.errors import RecipeError, RunError
@@ -148,9 +150,9 @@ class Trainer:
             memory.seconds = time.monotonic() - began
             if memory.step % settings.log_every == 0 or memory.step == self.steps:
                 figures = self._close_window()
-                if journal and line:
-                    elapsed = {"learning_rate": rate, "seconds": round(memory.seconds, 2)}
-                    journal.add(memory.step, "train", {**figures, **elapsed})
+                elapsed = {"learning_rate": rate, "seconds": round(memory.seconds, 2)}
+                self._write_down(journal, "train", {**figures, **elapsed})
+                if line:
                     line.update(memory.step, self.steps, self._shown(figures))
             if memory.step % every == 0 or memory.step == self.steps:
                 self._validate_and_save(journal)
@@ -158,11 +160,11 @@ class Trainer:
                 self._save()
                 raise Interrupted(
                     f"{self.folder}: stopped after step {memory.step} of {self.steps} and saved; "
-                    f"to continue: tellapart train --resume {self.folder}"
+                    f"the same command continues, or: tellapart train --resume {self.folder}"
                 )
         for phase in self.phases:
             _require_gradients(phase.parameters, True)
-        self._on_first(self._keep)
+        on_first(self.fabric, self._keep)
 
     def _step(self, step: int, rate: float, stop_asked: Callable[[], bool]) -> bool:
         """One step through all phases; tells whether any process was asked to stop."""
@@ -279,17 +281,18 @@ class Trainer:
         told = self._everyones({"losses": wrong, "images": [id for batch in parts for id in batch.ids]})
         wrong = sorted({name for one in told for name in one["losses"]})
         images = [id for one in told for id in one["images"]]
-        place = f"failed-step-{progress.step}"
-        report = {"step": progress.step, "phase": phase.name, "not_finite": wrong, "images": images}
+        place = f"failed-step-{progress.step + 1}"
+        report = {"step": progress.step + 1, "phase": phase.name, "not_finite": wrong, "images": images}
         state = self._state()
+        self._tell_history(None)
 
         def write() -> None:
             checkpoint.save_checkpoint(self.folder, place, self.objective.target, state)
             write_json(self.folder / "checkpoints" / place / "failure.json", report)
 
-        self._on_first(write)
+        on_first(self.fabric, write)
         raise RunError(
-            f"step {progress.step}: {', '.join(wrong)} is not a finite number, on the images {', '.join(images)}; "
+            f"step {progress.step + 1}: {', '.join(wrong)} is not a finite number, on the images {', '.join(images)}; "
             f"the state is in {self.folder / 'checkpoints' / place}; "
             "lower training.learning_rate or training.clip_norm and train again"
         )
@@ -302,7 +305,7 @@ class Trainer:
         figures = self._figures(_sum_up(self._validation_totals()))
         if self.measure is not None:
             self.objective.eval()
-            figures |= self.fabric.broadcast(self.measure() if self.processes.rank == 0 else {})
+            figures |= on_first(self.fabric, self.measure)
         self.objective.train()
         return figures
 
@@ -320,22 +323,22 @@ class Trainer:
     def _validate_and_save(self, journal: Journal | None) -> None:
         memory, settings = self.memory, self.settings
         figures = self.validate()
-        if journal:
-            journal.add(memory.step, "val", figures)
+        self._write_down(journal, "val", figures)
         figure = figures[settings.monitor]
-        sign = 1 if settings.monitor_best == "lowest" else -1
-        improved = memory.best is None or sign * figure < sign * memory.best
+        sign = -1 if settings.monitor_best == "highest" else 1
+        # The first one is the best so far whatever it is, so that there is one.
+        improved = memory.best is None or (math.isfinite(figure) and not sign * figure >= sign * memory.best)
         memory.best = figure if improved else memory.best
         memory.waited = 0 if improved else memory.waited + 1
-        self.objective.target.history |= {"steps": memory.step, "measured": {"validation": figures}}
-        self._save()
+        self._save(figures, best=improved)
+        on_first(self.fabric, lambda: checkpoint.remove_old_checkpoints(self.folder, settings.keep_last))
 
-        def tidy() -> None:
-            if improved:
-                checkpoint.point(self.folder, "best", f"step-{memory.step}")
-            checkpoint.remove_old_checkpoints(self.folder, settings.keep_last)
+    def _write_down(self, journal: Journal | None, split: str, figures: dict[str, float]) -> None:
+        def write() -> None:
+            assert journal is not None
+            journal.add(self.memory.step, split, figures)
 
-        self._on_first(tidy)
+        on_first(self.fabric, write)
 
     def _lost_patience(self) -> bool:
         return self.settings.patience is not None and self.memory.waited >= self.settings.patience
@@ -345,9 +348,9 @@ class Trainer:
         """A misspelt figure is told now, not after the first epoch."""
         if self.settings.monitor == "loss" or self.memory.step > 0:
             return
-        known = self._figures(_sum_up([next(iter(self._validation_totals()))]))
+        known = self._figures(_sum_up(islice(self._validation_totals(), len(self.phases))))
         if self.measure is not None:
-            known |= self.fabric.broadcast(self.measure() if self.processes.rank == 0 else {})
+            known |= on_first(self.fabric, self.measure)
         if self.settings.monitor not in known:
             raise RecipeError(
                 f"training.monitor: there is no validation figure '{self.settings.monitor}'; there are: "
@@ -418,24 +421,39 @@ class Trainer:
     def _state(self) -> dict[str, Any]:
         return {
             **vars(self.memory),
-            "window": {name: [total, int(count)] for name, (total, count) in self._over_processes(self.window).items()},
+            "windows": self._everyones({name: [float(total.sum), total.count] for name, total in self.window.items()}),
             "objective": {name: value.detach() for name, value in _beside_the_target(self.objective).items()},
             "optimisers": {phase.name: phase.plain_optimiser.state_dict() for phase in self.phases},
             "precision": self.fabric.strategy.precision.state_dict(),
         }
 
-    def _save(self) -> None:
-        """Write the checkpoint of this step and point `last` to it."""
+    def _save(self, figures: dict[str, float] | None = None, best: bool = False) -> None:
+        """Write the checkpoint of this step and point `last` to it; also `best`, if it is.
+
+        Args:
+            figures: what validation measured at this step, for the card.
+            best: whether it is the best so far.
+        """
         if self._saved == self.memory.step:
             return
         state, name = self._state(), f"step-{self.memory.step}"
+        self._tell_history(figures)
 
         def write() -> None:
             checkpoint.save_checkpoint(self.folder, name, self.objective.target, state)
+            # `last` flips at the end: whoever resumes from it has the best that its state remembers.
+            if best:
+                checkpoint.point(self.folder, "best", name)
             checkpoint.point(self.folder, "last", name)
 
-        self._on_first(write)
+        on_first(self.fabric, write)
         self._saved = self.memory.step
+
+    def _tell_history(self, figures: dict[str, float] | None) -> None:
+        """What the card says of these very weights."""
+        history = {key: value for key, value in self.objective.target.history.items() if key != "measured"}
+        measured = {} if figures is None else {"measured": {"validation": figures}}
+        self.objective.target.history = {**history, "steps": self.memory.step, **measured}
 
     def _keep(self) -> None:
         checkpoint.point(self.folder, "kept", checkpoint.checkpoint_path(self.folder, self.settings.keep).name)
@@ -458,21 +476,13 @@ class Trainer:
             phase.plain_optimiser.load_state_dict(state["optimisers"][phase.name])
         self.fabric.strategy.precision.load_state_dict(state["precision"])
         self.memory = Memory(**{key: state[key] for key in vars(Memory())})
-        if self.processes.rank == 0:
-            self.window = {name: Total(torch.tensor(s), c) for name, (s, c) in state["window"].items()}
+        # Each process takes up its own; were there more of them before, the rest goes to the first.
+        own_windows = state["windows"][self.processes.rank :: self.processes.world]
+        self.window = _sum_up(
+            {name: Total(torch.tensor(total), count) for name, (total, count) in window.items()}
+            for window in own_windows
+        )
         self._saved = self.memory.step
-
-    def _on_first(self, work: Callable[[], None]) -> None:
-        """Let the first process write; when it fails, all stop."""
-        failure = None
-        if self.processes.rank == 0:
-            try:
-                work()
-            except (RunError, OSError) as error:
-                failure = str(error)
-        failure = self.fabric.broadcast(failure)
-        if failure is not None:
-            raise RunError(failure)
 
     def _everyones(self, value: Any) -> list[Any]:
         """A small plain value of each process."""

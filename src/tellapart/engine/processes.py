@@ -8,9 +8,9 @@ from __future__ import annotations
 import inspect
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from lightning_fabric import Fabric
@@ -18,8 +18,10 @@ from lightning_fabric.plugins.environments.lightning import LightningEnvironment
 from lightning_fabric.strategies.ddp import DDPStrategy
 from torch.nn.parallel import DistributedDataParallel
 
-from tellapart.errors import RecipeError
+from tellapart.errors import RecipeError, RunError, TellapartError
 from tellapart.objectives.base import Processes
+
+T = TypeVar("T")
 
 # Others wait while the first process encodes a data set; a process that dies is noticed by whoever started it.
 PATIENCE = timedelta(days=1)
@@ -87,6 +89,26 @@ def launched(environment: Mapping[str, str]) -> tuple[int, int]:
         nodes = int(environment.get("SLURM_NNODES", "1"))
         return int(environment["SLURM_NTASKS"]) // nodes, nodes
     return 1, 1
+
+
+def on_first(fabric: Fabric, work: Callable[[], T]) -> T:
+    """Let the first process work, and give its result to all; when it fails, all fail with its message."""
+    if fabric.world_size == 1:
+        return work()
+    result: T | None = None
+    failure: tuple[type[TellapartError], str] | None = None
+    if fabric.global_rank == 0:
+        try:
+            result = work()
+        except TellapartError as error:
+            failure = (type(error), str(error))
+        except OSError as error:
+            failure = (RunError, str(error))
+    result, failure = fabric.broadcast((result, failure))
+    if failure is not None:
+        kind, message = failure
+        raise kind(message)
+    return cast(T, result)
 
 
 class FabricProcesses(Processes):

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -22,13 +23,18 @@ from tellapart.data.batches import BatchSource
 from tellapart.data.prepare import OnProgress, Prepared, prepare
 from tellapart.encoders.images import accelerator
 from tellapart.engine import loop
-from tellapart.engine.processes import open_fabric
+from tellapart.engine.processes import on_first, open_fabric
 from tellapart.engine.progress import ProgressLine
 from tellapart.engine.validation import measure_captions
 from tellapart.errors import RunError
 from tellapart.files import digest_of, read_json, write_json, write_text
 from tellapart.objectives.base import Objective
 from tellapart.recipe import Recipe, Upstream
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 T = TypeVar("T")
 
@@ -122,44 +128,67 @@ def run_recipe(
     key = digest_of(described)
     folder = out or runs / f"{recipe.name}-{key[:8]}"
     state_path = folder / "run.json"
-    fabric.barrier()  # nobody writes before all have looked
+    fabric.barrier()
     if state_path.exists():
         state = read_json(state_path, "run state")
-        if state["key"] != key:
+        # A folder in which nothing was trained yet may hold a mistaken recipe; it is replaced.
+        if state["key"] != key and (folder / "checkpoints").exists():
             changed = [part for part in described if state["made_from"].get(part) != described[part]]
             raise RunError(
                 f"{folder}: holds a run of something else (changed: {', '.join(changed)}); "
                 "choose another --out or remove the folder"
             )
         if state["finished"]:
+            on_first(fabric, lambda: _write_recipe(recipe, upstreams, folder))  # decoding may be chosen anew
             return Run(folder, recipe)
     elif folder.is_dir() and any(folder.iterdir()):
         raise RunError(f"{folder}: this folder holds something else than a run; choose an empty or a new one")
     objective, sources = _build(recipe, prepared, upstreams, fabric)
-    fabric.barrier()
+    fabric.barrier()  # nobody writes before all have looked
     state = {"key": key, "made_from": described, "finished": False}
-    if first:
-        folder.mkdir(parents=True, exist_ok=True)
-        write_text(folder / "recipe.yaml", _portable(recipe, upstreams, folder).to_yaml())
+
+    def begin() -> None:
+        _write_recipe(recipe, upstreams, folder)
         write_json(state_path, state)
+
+    on_first(fabric, begin)
     began = time.monotonic()
     training, images = recipe.training, recipe.training.validate_captions
-    loop.train(
-        objective,
-        sources["train"],
-        sources["val"],
-        training,
-        recipe.seed,
-        folder,
-        f"training {recipe.name}",
-        fabric,
-        (lambda: measure_captions(objective.target, prepared, images, recipe.decoding)) if images else None,
-    )
-    if first:
-        seconds = round(time.monotonic() - began, 1)
-        write_json(state_path, {**state, "finished": True, "seconds_of_last_session": seconds})
-    fabric.barrier()
+    with _only_one(folder) if first else nullcontext():
+        loop.train(
+            objective,
+            sources["train"],
+            sources["val"],
+            training,
+            recipe.seed,
+            folder,
+            f"training {recipe.name}",
+            fabric,
+            (lambda: measure_captions(objective.target, prepared, images, recipe.decoding)) if images else None,
+        )
+    seconds = round(time.monotonic() - began, 1)
+    finished = {**state, "finished": True, "seconds_of_last_session": seconds}
+    on_first(fabric, lambda: write_json(state_path, finished))
     return Run(folder, recipe)
+
+
+def _write_recipe(recipe: Recipe, upstreams: dict[str, Run], folder: Path) -> None:
+    """Write `recipe.yaml`, unless it is there as it should be."""
+    path, text = folder / "recipe.yaml", _portable(recipe, upstreams, folder).to_yaml()
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        write_text(path, text)
+
+
+@contextmanager
+def _only_one(folder: Path) -> Iterator[None]:
+    """Refuse to train where another process trains; its lock goes with it, however it ends."""
+    with open(folder / ".lock", "w") as lock:
+        if fcntl is not None:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunError(f"{folder}: another process trains here; wait for it or choose another --out") from None
+        yield
 
 
 def _first_alone(fabric: Fabric, work: Callable[[], T]) -> T:
@@ -182,9 +211,14 @@ def _upstream(upstream: Upstream, recipe: Recipe, runs: Path, on_progress: OnPro
 
 
 def _portable(recipe: Recipe, upstreams: dict[str, Run], folder: Path) -> Recipe:
-    """The recipe with its upstream recipes replaced by the runs they became, relative to this run's folder."""
+    """The recipe with its upstream recipes replaced by the runs they became; paths relative to this run's folder."""
     named = {role: os.path.relpath(run.folder, folder) for role, run in upstreams.items()}
-    return recipe.model_copy(update={role: Upstream.model_validate({"from": path}) for role, path in named.items()})
+    places = {key: os.path.relpath(getattr(recipe.data, key), folder) for key in ("source", "prepared")}
+    if not Path(recipe.data.source).exists():  # 'scenes'
+        del places["source"]
+    data = recipe.data.model_copy(update=places)
+    roles = {role: Upstream.model_validate({"from": path}) for role, path in named.items()}
+    return recipe.model_copy(update={"data": data, **roles})
 
 
 def _build(

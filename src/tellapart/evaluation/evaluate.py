@@ -6,7 +6,7 @@ Everything is written into the run folder, named by what it was made from, and f
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -33,10 +33,12 @@ class Evaluation:
         corpus: metric -> figure over the split; recalls and mean rank of self-retrieval among them.
         rows: one per image: id, caption, log_prob, ended, CIDEr, Bleu_4; and, for images in the self-retrieval study,
             rank and retrieved (ids of the first images its caption finds).
+        not_reported: metric -> why it could not be computed here.
     """
 
     corpus: dict[str, float]
     rows: list[dict[str, Any]]
+    not_reported: dict[str, str] = field(default_factory=dict)
 
     def values(self, metric: str) -> np.ndarray:
         """One metric of every image that has it, in row order."""
@@ -69,7 +71,7 @@ def evaluate_run(run: Run, split: str = "test", retrieval_images: int | None = N
     )
     scores_path = run.folder / "scores.json"
     if scores_path.exists() and (found := read_json(scores_path, "scores"))["made_from"] == made_from:
-        return Evaluation(found["corpus"], read_jsonl(run.folder / "per_image.jsonl"))
+        return Evaluation(found["corpus"], read_jsonl(run.folder / "per_image.jsonl"), found["not_reported"])
 
     captions = caption_records(run, prepared, records)
     training = [caption for record in prepared.dataset.split("train") for caption in record.captions]
@@ -92,8 +94,9 @@ def evaluate_run(run: Run, split: str = "test", retrieval_images: int | None = N
     corpus = {**scores.corpus, **retrieval_figures(found_images.ranks, found_images.images)}
     write_jsonl(run.folder / "per_image.jsonl", rows)
     add_measured(run.folder, split, corpus)
-    write_json(scores_path, {"made_from": made_from, "split": split, "images": len(records), "corpus": corpus})
-    return Evaluation(corpus, rows)
+    written = {"made_from": made_from, "split": split, "images": len(records), "corpus": corpus}
+    write_json(scores_path, {**written, "not_reported": scores.not_reported})
+    return Evaluation(corpus, rows, scores.not_reported)
 
 
 def retrieval_figures(ranks: np.ndarray, images: int) -> dict[str, float]:

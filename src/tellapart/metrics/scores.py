@@ -15,6 +15,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -156,8 +157,10 @@ def _by_ngrams(
 
 def _captions_per_image(candidates: Mapping[str, str | Sequence[str]]) -> list[list[str]]:
     """Each image's captions as a list; all of the same length, at least one."""
-    said = [[captions] if isinstance(captions, str) else list(captions) for captions in candidates.values()]
+    said = [list(one) if isinstance(one, list | tuple) else [cast(str, one)] for one in candidates.values()]
     for i, captions in zip(candidates, said, strict=True):
+        if not all(isinstance(caption, str) for caption in captions):
+            raise DataError(f"image id '{i}': a candidate is no text; give a caption or a list of captions")
         if not captions:
             raise DataError(f"image id '{i}' has an empty list of candidates; caption it or drop its references")
         if len(captions) != len(said[0]):
@@ -171,6 +174,8 @@ def _captions_per_image(candidates: Mapping[str, str | Sequence[str]]) -> list[l
 def _known_families(metrics: Sequence[str] | None) -> Sequence[str]:
     if metrics is None:
         return FAMILIES
+    if isinstance(metrics, str):
+        metrics = [metrics]
     for name in metrics:
         if name not in FAMILIES:
             # Lower case, for the likeliest slip is a metric's printed name: "CIDEr", "Bleu_4".
@@ -194,6 +199,8 @@ def _check_ids(references: Mapping[str, Sequence[str]], candidates: Mapping[str,
     for i, group in references.items():
         if isinstance(group, str):
             raise DataError(f"image id '{i}': references are one string; give a list of captions")
+        if not all(isinstance(caption, str) for caption in group):
+            raise DataError(f"image id '{i}': a reference is no text; give a list of captions")
         if not group:
             raise DataError(f"image id '{i}' has an empty list of references; add some or drop it")
 

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 from torch import nn
 
 from tellapart import registry
 from tellapart.captioners.base import Captioner
 from tellapart.data.batches import Batch
-from tellapart.errors import RecipeError
+from tellapart.errors import RecipeError, did_you_mean
 from tellapart.objectives.base import Epoch, Needs, Objective, Processes, Progress, Total
 
 
 class ComposedSettings(BaseModel):
     """Settings of `Composed`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     parts: dict[str, dict[str, Any]] = Field(
         {"likelihood": {}},
@@ -36,9 +37,15 @@ class ComposedSettings(BaseModel):
             except RecipeError as error:
                 raise ValueError(str(error)) from None
             weight = section.get("weight", 1.0)
-            if isinstance(weight, bool) or not isinstance(weight, int | float):
+            if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
                 raise ValueError(f"{name}.weight is no number: {weight!r}")
-            settings = part.Settings(**{key: value for key, value in section.items() if key != "weight"})
+            try:
+                settings = part.Settings(**{key: value for key, value in section.items() if key != "weight"})
+            except ValidationError as error:
+                first = error.errors()[0]
+                key = ".".join(str(place) for place in first["loc"])
+                known = did_you_mean(key, part.Settings.model_fields) if first["type"] == "extra_forbidden" else ""
+                raise ValueError(f"{name}.{key}: {first['msg']}{known}") from None
             resolved[name] = {"weight": float(weight), **settings.model_dump(mode="json")}
         return resolved
 

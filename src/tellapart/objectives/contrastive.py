@@ -73,7 +73,7 @@ def contrastive_loss(
 class ContrastiveSettings(BaseModel):
     """Settings of `Contrastive`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     negatives: int = Field(5, ge=1, description="K: mismatched captions drawn for each true pair")
     nu: float = Field(1.0, gt=0, description="ν = T_n / T_m")

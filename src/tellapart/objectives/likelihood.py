@@ -11,7 +11,7 @@ from tellapart.objectives.base import Objective, Progress, Total, pair_log_prob
 class LikelihoodSettings(BaseModel):
     """Maximum likelihood has no settings."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Likelihood(Objective):
