@@ -36,6 +36,10 @@ TABLE: dict[str, dict[str, str]] = {
     "objective": {
         "likelihood": "tellapart.objectives.likelihood:Likelihood",
         "contrastive": "tellapart.objectives.contrastive:Contrastive",
+        "contrastive-pairwise": "tellapart.objectives.pairwise:Pairwise",
+        "contrastive-difference": "tellapart.objectives.difference:Difference",
+        "introspective": "tellapart.objectives.introspective:Introspective",
+        "adversarial": "tellapart.objectives.adversarial:Adversarial",
         "composed": "tellapart.objectives.composed:Composed",
     },
 }

@@ -18,6 +18,7 @@ import torch
 
 from tellapart.data.features import FeatureStore
 from tellapart.data.negatives import CaptionPool, HardNegatives
+from tellapart.data.neighbours import nearest_images
 from tellapart.data.records import Dataset, Record
 from tellapart.errors import DataError
 from tellapart.recipe import NegativeSettings
@@ -68,6 +69,8 @@ class Batch:
         first: position of the first image in the step's whole batch, of which this may be one process's share.
         whole: images in the whole batch.
         noise_seed: what `uniform` draws from.
+        source: the split it comes from; `None` for a batch made by hand.
+        places: of each caption, its place among all captions of the split.
     """
 
     ids: list[str]
@@ -77,6 +80,8 @@ class Batch:
     first: int = 0
     whole: int | None = None
     noise_seed: tuple[int, ...] = (0,)
+    source: BatchSource | None = field(default=None, repr=False)
+    places: torch.Tensor | None = field(default=None, repr=False)
     _memo: dict[Hashable, Any] = field(default_factory=dict, repr=False)
 
     def once(self, key: Hashable, compute: Callable[[], T]) -> T:
@@ -102,7 +107,9 @@ class Batch:
     def to(self, device: torch.device) -> Batch:
         """The same batch on a device, with nothing computed yet."""
         pairs = Pairs(*(t.to(device) for t in (self.pairs.image_row, self.pairs.caption_row, self.pairs.kind)))
-        return replace(self, features={n: f.to(device) for n, f in self.features.items()}, pairs=pairs, _memo={})
+        features = {name: values.to(device) for name, values in self.features.items()}
+        places = None if self.places is None else self.places.to(device)
+        return replace(self, features=features, pairs=pairs, places=places, _memo={})
 
     def forget(self) -> None:
         """Drop what `once` remembers: after an update it is no longer true."""
@@ -160,6 +167,7 @@ class BatchSource:
         self.hard: HardNegatives | None = None
         if negatives and negative_settings is not None and negative_settings.hard > 0:
             self.hard = HardNegatives(self.pool, store.pooled(self.rows), negative_settings)
+        self._memo: dict[Hashable, Any] = {}
 
     def __len__(self) -> int:
         """Steps in an epoch."""
@@ -184,6 +192,58 @@ class BatchSource:
         for position in range(len(self)):
             for part in range(self.parts):
                 yield self.at(position, part, shuffle)
+
+    def positives(self) -> Iterator[Batch]:
+        """Every caption of the split with its image, in record order, nothing drawn: this process's shares.
+
+        The shares of all processes, gathered batch by batch, give the captions in the order of `Batch.places`.
+        """
+        for start in range(0, len(self.records), self.images_per_batch):
+            chosen = np.arange(start, min(start + self.images_per_batch, len(self.records)))
+            images = np.array_split(chosen, self.world)[self.rank]
+            places = np.concatenate([np.empty(0, np.int64), *(self.pool.of_image(int(image)) for image in images)])
+            image_row = np.repeat(np.arange(len(images)), self.pool.counts[images])
+            yield self._assemble(images, torch.from_numpy(places), torch.from_numpy(image_row), Kind.POSITIVE)
+
+    def distracted(self, batch: Batch) -> Batch:
+        """A batch's true captions against other images: each image's distractor, the one that looks most like it.
+
+        A distractor is chosen once: an image has the same one whenever it comes up. The pairs are of the kind
+        `DISTRACTOR`, in the order of the batch's positives.
+        """
+        assert batch.places is not None
+        images = self._distractor[[self._image_of_id[id] for id in batch.ids]]
+        rows = batch.pairs.of(Kind.POSITIVE)
+        places, image_row = batch.places[batch.pairs.caption_row[rows]], batch.pairs.image_row[rows]
+        return self._assemble(images, places, image_row, Kind.DISTRACTOR).to(image_row.device)
+
+    def once(self, key: Hashable, compute: Callable[[], T]) -> T:
+        """Compute something at most once for the whole split, e.g. what a frozen model says of its pairs."""
+        if key not in self._memo:
+            self._memo[key] = compute()
+        value: T = self._memo[key]
+        return value
+
+    @cached_property
+    def _image_of_id(self) -> dict[str, int]:
+        return {record.id: image for image, record in enumerate(self.records)}
+
+    @cached_property
+    def _distractor(self) -> np.ndarray:
+        if len(self.records) < 2:
+            raise DataError("distractors need at least two images, and this split has one; add images")
+        return nearest_images(self.store.pooled(self.rows), 1)[:, 0]
+
+    def _assemble(self, images: np.ndarray, places: torch.Tensor, image_row: torch.Tensor, kind: Kind) -> Batch:
+        """The captions at these places, each against its image."""
+        return Batch(
+            ids=[self.records[image].id for image in images],
+            features={self.store.encoder.name: torch.from_numpy(self.store.grid([self.rows[i] for i in images]))},
+            captions=[self.pool.captions[place] for place in places.tolist()],
+            pairs=Pairs(image_row, torch.arange(len(places)), torch.full((len(places),), int(kind))),
+            source=self,
+            places=places,
+        )
 
     def _order(self, epoch: int) -> np.ndarray:
         rng = np.random.default_rng([self.seed, 0, epoch])
@@ -236,6 +296,8 @@ class BatchSource:
             first=int(share[0]) if len(share) else 0,
             whole=len(chosen),
             noise_seed=noise_seed,
+            source=self,
+            places=torch.from_numpy(caption_index),
         )
 
     def _draw_captions(self, image: int, rng: np.random.Generator) -> np.ndarray:

@@ -5,13 +5,10 @@ from __future__ import annotations
 import math
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch.nn import functional
 
-from tellapart.captioners.base import Captioner
-from tellapart.data.batches import Batch, Kind
-from tellapart.errors import RecipeError
-from tellapart.objectives.base import Needs, Objective, Progress, Total, pair_log_prob
+from tellapart.objectives.reference import AgainstReference, AgainstReferenceSettings, Scores, mean_kept
 
 
 def contrastive_terms(
@@ -20,15 +17,17 @@ def contrastive_terms(
     target_negative: torch.Tensor,
     reference_negative: torch.Tensor,
     nu: float = 1.0,
+    kept: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The two terms of eq. 9, negated, one value per positive `[P]`: −ln h(G⁺) and −ν · mean_k ln(1 − h(G⁻_k)).
 
-    In float32 and through `logsigmoid`: ln h(G) = logsigmoid(G − ln ν), ln(1 − h(G)) = logsigmoid(ln ν − G).
+    In float32 and through `logsigmoid`: ln h(G) = logsigmoid(G − ln ν), ln(1 − h(G)) = logsigmoid(ln ν − G). The mean
+    is over the negatives `kept`, `[P, K]`; by default over all.
     """
     positive_ratio = target_positive.float() - reference_positive.float()
     negative_ratio = target_negative.float() - reference_negative.float()
     positive_term = -functional.logsigmoid(positive_ratio - math.log(nu))
-    negative_term = -nu * functional.logsigmoid(math.log(nu) - negative_ratio).mean(dim=1)
+    negative_term = -nu * mean_kept(functional.logsigmoid(math.log(nu) - negative_ratio), kept)
     return positive_term, negative_term
 
 
@@ -70,12 +69,9 @@ def contrastive_loss(
     return torch.stack(kept).sum(dim=0).mean()
 
 
-class ContrastiveSettings(BaseModel):
+class ContrastiveSettings(AgainstReferenceSettings):
     """Settings of `Contrastive`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-    negatives: int = Field(5, ge=1, description="K: mismatched captions drawn for each true pair")
     nu: float = Field(1.0, gt=0, description="ν = T_n / T_m")
     positive: bool = Field(True, description="keep the positive term; alone it is CL(P)")
     negative: bool = Field(True, description="keep the negative term; alone it is CL(N)")
@@ -87,15 +83,13 @@ class ContrastiveSettings(BaseModel):
         return self
 
 
-class Contrastive(Objective):
+class Contrastive(AgainstReference):
     """Contrastive Learning: raise the likelihood of true pairs and lower that of mismatched ones, both relative to a
     frozen reference.
 
     A caption that fits any image gains nothing: what it wins on its own image it pays for on others. The positive
-    term keeps the quality, the negative term makes captions distinctive. See `contrastive_loss` for the equations.
-
-    Beside `loss` it logs `log_ratio_positive` and `log_ratio_negative` (mean G⁺ and G⁻), and
-    `told_apart`, the share of negatives with G⁻ < G⁺.
+    term keeps the quality, the negative term makes captions distinctive. See `contrastive_loss` for the equations, and
+    `AgainstReference` for what it remembers, leaves out and logs.
 
     Args:
         settings: see `ContrastiveSettings`.
@@ -111,35 +105,19 @@ class Contrastive(Objective):
     Settings = ContrastiveSettings
     settings: ContrastiveSettings
 
-    def __init__(self, settings: ContrastiveSettings, target: Captioner, reference: Captioner | None = None) -> None:
-        if reference is None:
-            raise RecipeError("the contrastive objective needs a reference; set reference.from to a run or a recipe")
-        super().__init__(settings, target, reference)
+    @property
+    def nu(self) -> float:
+        return self.settings.nu
 
-    @classmethod
-    def needs(cls, settings: BaseModel) -> Needs:
-        assert isinstance(settings, ContrastiveSettings)
-        return Needs(reference=True, negatives=settings.negatives)
-
-    def forward(self, batch: Batch, progress: Progress, phase: str = "train") -> dict[str, Total]:
-        assert self.reference is not None
-        count = len(batch.pairs.of(Kind.POSITIVE))
-        target = self._scores(self.target, batch, count)
-        with torch.no_grad():
-            reference = self._scores(self.reference.model, batch, count)
-        first, second = contrastive_terms(target[0], reference[0], target[1], reference[1], nu=self.settings.nu)
-        loss = self.settings.positive * first.sum() + self.settings.negative * second.sum()
-        positive, negative = ((one - other).detach() for one, other in zip(target, reference, strict=True))
-        return {
-            "loss": Total(loss, count),
-            "log_ratio_positive": Total(positive.sum(), count),
-            "log_ratio_negative": Total(negative.mean(dim=1).sum(), count),
-            "told_apart": Total((negative < positive[:, None]).float().mean(dim=1).sum(), count),
-        }
-
-    def _scores(self, captioner: Captioner, batch: Batch, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """ln p of the true pairs `[P]` and of their negatives `[P, K]`; a batch made for other parts may hold more."""
-        positive = pair_log_prob(captioner, batch, Kind.POSITIVE)
-        negative = pair_log_prob(captioner, batch, Kind.NEGATIVE)
-        drawn = len(negative) // max(1, count)
-        return positive, negative.view(count, drawn)[:, : self.settings.negatives]
+    def loss(self, scores: Scores) -> torch.Tensor:
+        first, second = contrastive_terms(
+            scores.target_positive,
+            scores.reference_positive,
+            scores.target_negative,
+            scores.reference_negative,
+            self.nu,
+            scores.kept,
+        )
+        if not self.settings.negative:
+            return first
+        return first + second if self.settings.positive else second

@@ -1,0 +1,78 @@
+"""Run by `torchrun` (or by one plain process): trains the objectives straight, with a stop and a resume, and in parts.
+
+    python -m objectives.worker OUT
+
+Each leaves OUT/NAME/{straight,resumed}/ (run folders), and OUT/NAME/{gradients,parts}.pt: the gradients of each step of
+a training without dropout, in one part and in three.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from support.shapes_worker import STEPS, STOP, record_gradients, stop_after, train
+from support.tiny import WORDS, make_captioner
+from tellapart.captioners.base import Captioner
+from tellapart.engine import loop
+from tellapart.objectives.adversarial import Adversarial, AdversarialSettings
+from tellapart.objectives.base import Objective
+from tellapart.objectives.contrastive import Contrastive, ContrastiveSettings
+from tellapart.objectives.difference import Difference, DifferenceSettings
+from tellapart.objectives.introspective import Introspective, IntrospectiveSettings
+from tellapart.objectives.pairwise import Pairwise, PairwiseSettings
+from tellapart.text import Vocabulary
+
+
+def _cross(target: Captioner) -> Objective:
+    """The reference has words of its own, in another order, and does not know one of the target's."""
+    words = Vocabulary([*reversed(WORDS[:-1]), "green"])
+    reference = make_captioner(seed=2, words=words, name="neuraltalk")
+    return Contrastive(ContrastiveSettings(negatives=2), target, reference)
+
+
+def _adversarial(target: Captioner) -> Objective:
+    torch.manual_seed(3)
+    settings = AdversarialSettings(noise=4, width=6, negatives=2, rollouts=2, evaluator_warmup_steps=2)
+    objective = Adversarial(settings, target)
+    torch.nn.init.normal_(objective.noise.weight)
+    torch.nn.init.normal_(objective.evaluator.word.weight, std=3.0)
+    return objective
+
+
+OBJECTIVES: dict[str, Callable[[Captioner], Objective]] = {
+    "cross-vocabulary": _cross,
+    "pairwise": lambda target: Pairwise(PairwiseSettings(negatives=2), target, make_captioner(seed=2)),
+    "difference": lambda target: Difference(DifferenceSettings(negatives=2), target, make_captioner(seed=2)),
+    "introspective": lambda target: Introspective(IntrospectiveSettings(weight=2.0), target),
+    "adversarial": _adversarial,
+}
+
+
+def make(name: str, dropout: float = 0.0) -> Objective:
+    return OBJECTIVES[name](make_captioner(seed=1, dropout=dropout))
+
+
+def main(out: Path) -> None:
+    torch.set_num_threads(1)
+    for name in OBJECTIVES:
+        train(make(name, dropout=0.3), out / name / "straight")
+        stopping = make(name, dropout=0.3)
+        stop_after(stopping, STOP)
+        with pytest.raises(loop.Interrupted, match=f"after step {STOP} of {STEPS}"):
+            train(stopping, out / name / "resumed")
+        train(make(name, dropout=0.3), out / name / "resumed")
+        for accumulate, file in ((1, "gradients"), (3, "parts")):
+            plain = make(name)
+            gradients = record_gradients(plain)
+            train(plain, out / name / file, rate=1e-4, clip_norm=None, accumulate=accumulate)
+            if plain.processes.rank == 0:
+                torch.save(gradients, out / name / f"{file}.pt")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
