@@ -7,6 +7,7 @@ unpickles arbitrary objects (`weights_only`).
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -56,9 +57,12 @@ def remove_old_checkpoints(run: Path, keep_last: int = 1) -> None:
     complete = [path for path in folder.glob("step-*") if path.suffix not in (".tmp", ".old")]
     newest = sorted(complete, key=lambda path: int(path.name.removeprefix("step-")))[-keep_last:]
     wanted |= {path.name for path in newest}
-    for path in folder.glob("step-*"):
-        if path.name not in wanted:
-            shutil.rmtree(path, ignore_errors=True)
+    for path in complete:
+        if path.name not in wanted:  # renamed first: what is half-removed must not look like a checkpoint
+            shutil.rmtree(folder / f"{path.name}.old", ignore_errors=True)
+            os.replace(path, folder / f"{path.name}.old")
+    for path in (*folder.glob("step-*.tmp"), *folder.glob("step-*.old")):
+        shutil.rmtree(path, ignore_errors=True)
     for path in folder.glob(".*.tmp"):
         path.unlink(missing_ok=True)
 
