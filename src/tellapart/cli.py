@@ -209,6 +209,34 @@ def evaluate(
     print(table(evaluate_captions(what, data, split, against, out)))
 
 
+@app.command("self-retrieval")
+def self_retrieval(
+    run: Annotated[Path, typer.Argument(help="A run folder: who wrote the captions.")],
+    captions: Annotated[
+        Path | None, typer.Option(help="A file of captions to rank instead (JSON, JSONL, COCO results).")
+    ] = None,
+    under: Annotated[Path | None, typer.Option(help="Another run that ranks the captions; by default RUN.")] = None,
+    split: Annotated[str, typer.Option(help="The images to rank.")] = "test",
+    images: Annotated[int | None, typer.Option(min=1, help="Only the first so many.")] = None,
+    part: Annotated[str, typer.Option(help="Rank only this part, e.g. 2/4; other processes do the others.")] = "1/1",
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for ranks.jsonl and self_retrieval.json; by default RUN/self-retrieval.")
+    ] = None,
+) -> None:
+    """Let each caption look for its own image among all, by p(caption | image); the same command continues."""
+    from tellapart.data.features import Part
+    from tellapart.engine.run import open_run
+    from tellapart.evaluation.rank_run import rank_run
+
+    judge = None if under is None else open_run(under)
+    ranked = rank_run(open_run(run), captions, judge, split, images, Part.parse(part), out)
+    if ranked is None:
+        print(f"part {part} is ranked; the figures come when all parts are")
+        return
+    _print_figures(ranked.figures)
+    print(f"\n{ranked.folder}")
+
+
 @app.command()
 def compare(
     runs: Annotated[list[str], typer.Argument(help="LABEL=RUN, at least two; the first judges, the last is compared.")],

@@ -17,7 +17,7 @@ from tellapart.data.records import Record
 from tellapart.decoding.search import Caption, decode_rows
 from tellapart.engine.progress import ProgressLine
 from tellapart.engine.run import Run
-from tellapart.evaluation.self_retrieval import SelfRetrieval, self_retrieval
+from tellapart.evaluation.self_retrieval import SHOWN, SelfRetrieval, self_retrieval
 from tellapart.files import digest_of, read_json, read_jsonl, write_json, write_jsonl
 from tellapart.metrics import evaluate, summarize_ranks
 
@@ -82,7 +82,7 @@ def evaluate_run(run: Run, split: str = "test", retrieval_images: int | None = N
     )
     judged = records[:retrieval_images]
     said = [caption.caption for caption in captions[: len(judged)]]
-    found_images = rank_captions(run, prepared, judged, said, f"self-retrieval {run.recipe.name}")
+    found_images = rank_captions(run, prepared, judged, said, f"self-retrieval {run.recipe.name}", SHOWN)
     # All together and the scores last: an interrupted call leaves no files of different splits side by side.
     scores_path.unlink(missing_ok=True)
     rows: list[dict[str, Any]] = caption_rows([r.id for r in records], captions)
@@ -126,9 +126,9 @@ def caption_records(run: Run, prepared: Prepared, records: list[Record]) -> list
 
 
 def rank_captions(
-    run: Run, prepared: Prepared, records: list[Record], captions: list[str], label: str
+    run: Run, prepared: Prepared, records: list[Record], captions: list[str], label: str, shown: int = 0
 ) -> SelfRetrieval:
-    """Rank these images for each caption under the run's model, whoever wrote the captions."""
+    """Rank these images for each caption under the run's model, whoever wrote the captions; show the first few."""
     rows = [prepared.dataset.row(record.id) for record in records]
     line = ProgressLine(label, " pairs")
-    return self_retrieval(run.captioner(), prepared.store, rows, captions, line.update)
+    return self_retrieval(run.captioner(), prepared.store, rows, captions, shown, line.update)

@@ -2,41 +2,88 @@
 
 Each caption c_t queries all images, ranked by p(c_t | I_j) under a captioner: the one that wrote the captions, or
 another one as an independent judge. A generic caption fits many images and ranks its own one low.
+
+The ranks are those of all captions × images scores, but three savings leave few of them to compute (`tree_scores`):
+
+- equal captions are scored once;
+- captions that begin alike share the states of what they share;
+- ln p only falls as a caption goes on, so an image whose ln p so far is below what the true image has in the end is
+  dropped: it cannot come before it. The true images' scores are therefore computed first, one pass over N pairs.
+
+Scores within `ROUNDING` of the true image's are ties, which count against: what differs less depends on how rows were
+batched, not on the model. Two equal images thus never win by rounding.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from tellapart.captioners.base import Captioner
-from tellapart.data.features import FeatureStore
-from tellapart.metrics import RankSummary, rank_of_true, summarize_ranks
+from tellapart.data.features import WHOLE, FeatureStore, Part
+from tellapart.data.neighbours import nearest_images
+from tellapart.errors import DataError
+from tellapart.evaluation.prefix_tree import PrefixTree
+from tellapart.evaluation.tree_scores import Reached, TreeScorer, pair_scores
+from tellapart.files import digest_of, read_json, write_json
+from tellapart.metrics import RankSummary, summarize_ranks
+from tellapart.text import END, PAD
 
-CAPTION_BLOCK = 32
-IMAGE_BLOCK = 16
+KS = (1, 5, 10, 50, 500)
 SHOWN = 5
+# Images between two signs of life, and in one file of a study that is kept.
+SHARD = 32
+# Scores that differ less are equal; a score that is lower by more than the margin is lower however it was computed.
+ROUNDING = 1e-5
+MARGIN = 1e-4
+# Counts changes of what the files of a study hold.
+FORMAT = 1
+
+OnProgress = Callable[[int, int], None]
 
 
 @dataclass(frozen=True)
 class SelfRetrieval:
-    """Ranks of the true images (1 is best), and the first few images each caption retrieves.
+    """Ranks of the true images (1 is best), the first few images each caption retrieves, and the work it took.
 
     Attributes:
         ranks: `[captions]`; a tie counts against.
-        first: `[captions, 5]`, positions of the best images, best first.
+        log_probs: `[captions]`, ln p(caption | its own image).
+        first: `[captions, shown]`, positions of the best images, best first.
         images: how many images were ranked.
+        tokens: of all captions, end tokens included: steps for one image without any saving.
+        prefixes: different prefixes among them: steps for one image, with sharing.
+        steps: (prefix, image) that were run, of `prefixes × images`.
     """
 
-    ranks: np.ndarray
-    first: np.ndarray
+    ranks: NDArray[np.int64]
+    log_probs: NDArray[np.float64]
+    first: NDArray[np.int64]
     images: int
+    tokens: int
+    prefixes: int
+    steps: int
+
+    @property
+    def shared(self) -> float:
+        """Share of the work that equal captions and equal beginnings save."""
+        return 1 - self.prefixes / self.tokens
+
+    @property
+    def pruned(self) -> float:
+        """Share of the rest that dropping images saves."""
+        return 1 - self.steps / (self.prefixes * self.images)
 
     def summary(self) -> RankSummary:
-        return summarize_ranks(self.ranks, self.images)
+        """Recall at 1, 5, 10, 50 and 500, as far as there are so many images, with chance beside; mean and median."""
+        return summarize_ranks(self.ranks, self.images, [k for k in KS if k <= self.images])
 
 
 def self_retrieval(
@@ -44,7 +91,8 @@ def self_retrieval(
     store: FeatureStore,
     rows: Sequence[int],
     captions: Sequence[str],
-    on_progress: Callable[[int, int], None] | None = None,
+    shown: int = 0,
+    on_progress: OnProgress | None = None,
 ) -> SelfRetrieval:
     """Rank all images for every caption; caption t belongs to image `rows[t]`.
 
@@ -53,34 +101,221 @@ def self_retrieval(
         store: features of the images.
         rows: the images' rows in the store.
         captions: one caption per image.
+        shown: also tell the first so many images that each caption finds; costs some of what dropping images saves.
         on_progress: called with pairs done and pairs in all.
+
+    Example:
+        >>> found = self_retrieval(captioner, store, rows, captions)     # doctest: +SKIP
+        >>> found.summary().recalls[1], found.shared, found.pruned       # doctest: +SKIP
+        (0.512, 0.63, 0.86)
     """
-    scores = log_prob_matrix(captioner, store, rows, captions, on_progress)
-    first = np.argsort(-scores, axis=1, kind="stable")[:, :SHOWN]
-    return SelfRetrieval(rank_of_true(scores, np.arange(len(rows))), first, len(rows))
+    found = self_retrieval_part(captioner, store, rows, captions, shown=shown, on_progress=on_progress)
+    assert found is not None  # the whole is one part
+    return found
 
 
-@torch.no_grad()
-def log_prob_matrix(
+def self_retrieval_part(
     captioner: Captioner,
     store: FeatureStore,
     rows: Sequence[int],
     captions: Sequence[str],
-    on_progress: Callable[[int, int], None] | None = None,
-) -> np.ndarray:
-    """ln p(caption | image) of every caption against every image, `[captions, images]`; equal captions score once."""
-    # Captions of one length together: no padding, and nothing depends on which captions share a block.
-    distinct = sorted(set(captions), key=lambda caption: (len(captioner.vocabulary.encode(caption)), caption))
-    matrix = np.empty((len(distinct), len(rows)), dtype=np.float32)
-    for left in range(0, len(rows), IMAGE_BLOCK):
-        block = rows[left : left + IMAGE_BLOCK]
-        memory = captioner.encode(torch.from_numpy(store.grid(block)).to(captioner.device))
-        for top in range(0, len(distinct), CAPTION_BLOCK):
-            tokens = captioner.tokenize(distinct[top : top + CAPTION_BLOCK])
-            image_of_row = torch.arange(len(block), device=tokens.device).repeat(len(tokens))
-            scores = captioner.log_prob(memory, tokens.repeat_interleave(len(block), dim=0), image_of_row)
-            matrix[top : top + len(tokens), left : left + len(block)] = scores.view(len(tokens), -1).cpu().numpy()
+    folder: Path | None = None,
+    part: Part = WHOLE,
+    shown: int = 0,
+    on_progress: OnProgress | None = None,
+) -> SelfRetrieval | None:
+    """The same, kept in a folder as it goes: an interrupted call continues, and processes may share the work.
+
+    Args:
+        captioner, store, rows, captions, shown: as for `self_retrieval`.
+        folder: holds a folder `ranking-DIGEST` of finished blocks of images, named by the weights, the captions and
+            the features: nothing of another study is ever taken for this one's. Without it nothing is kept.
+        part: which blocks this call ranks; all by default.
+        on_progress: called with pairs done and pairs in all, of this part.
+
+    Returns:
+        The ranks; `None` while blocks of other parts are missing.
+    """
+    study = _Study(captioner, store, rows, captions, shown)
+    kept = _Kept(None if folder is None else folder / f"ranking-{study.digest()[:16]}")
+    targets = kept.find("targets") or kept.keep("targets", study.targets())
+    starts = range(0, len(rows), SHARD)
+    mine = starts[part.index :: part.of]
+    done, of = 0, len(captions) * sum(len(study.shard(start)) for start in mine)
+    for start in mine:
+        name = _shard_name(start)
+        if kept.find(name) is None:
+            kept.keep(name, study.rank(study.shard(start), targets))
+        done += len(captions) * len(study.shard(start))
         if on_progress is not None:
-            on_progress(min(left + IMAGE_BLOCK, len(rows)) * len(distinct), len(rows) * len(distinct))
-    place = {caption: position for position, caption in enumerate(distinct)}
-    return matrix[[place[caption] for caption in captions]]
+            on_progress(done, of)
+    found = [kept.find(_shard_name(start)) for start in starts]
+    shards = [shard for shard in found if shard is not None]
+    return study.together(targets, shards) if len(shards) == len(starts) else None
+
+
+class _Study:
+    """All captions against all images. Captions are known by their place among the different ones, in token order."""
+
+    def __init__(
+        self, captioner: Captioner, store: FeatureStore, rows: Sequence[int], captions: Sequence[str], shown: int
+    ) -> None:
+        if len(rows) != len(captions) or not len(rows):
+            raise DataError(f"{len(captions)} captions for {len(rows)} images; every image needs one, and one at least")
+        self.captioner = captioner
+        self.store = store
+        self.rows = np.asarray(rows, dtype=np.int64)
+        self.shown = min(shown, len(rows))
+        said = [tuple(row[: row.index(END)]) for row in captioner.tokenize(captions).tolist()]
+        self.distinct = sorted(set(said))
+        place = {tokens: number for number, tokens in enumerate(self.distinct)}
+        self.caption_of_image = np.array([place[tokens] for tokens in said])
+        # The images that each caption belongs to, side by side.
+        self.by_caption = np.argsort(self.caption_of_image, kind="stable")
+        self.owners = np.bincount(self.caption_of_image)
+        self.first_owner = self.owners.cumsum() - self.owners
+        self.tokens = sum(map(len, said)) + len(said)
+        self.tree = PrefixTree.of(self.distinct)
+
+    def digest(self) -> str:
+        weights = hashlib.sha256()
+        for name, tensor in sorted(self.captioner.state_dict().items()):
+            weights.update(name.encode())
+            weights.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        return digest_of(
+            {
+                "format": FORMAT,
+                "weights": weights.hexdigest(),
+                "captioner": [self.captioner.name, self.captioner.settings.model_dump(mode="json")],
+                "captions": [self.distinct, self.caption_of_image.tolist()],
+                "store": [self.store.records, asdict(self.store.encoder)],
+                "rows": self.rows.tolist(),
+                "shown": self.shown,
+            }
+        )
+
+    def shard(self, start: int) -> NDArray[np.int64]:
+        return np.arange(start, min(start + SHARD, len(self.rows)))
+
+    def targets(self) -> dict[str, Any]:
+        """What must be known first: ln p of each caption with its own image, and the floor of each different caption.
+
+        A caption's floor is the lowest score of its own images. Where the first k images are to be shown, it is no
+        higher than the k-th best score among some images: its own and those that look most like them.
+        """
+        images = len(self.rows)
+        own_image = np.arange(images)
+        own = self._pair_scores(self.caption_of_image, own_image)
+        floor = np.full(len(self.distinct), np.inf)
+        np.minimum.at(floor, self.caption_of_image, own)
+        if self.shown:
+            alike = own_image[:, None]
+            if images > 1:
+                near = nearest_images(self.store.pooled(self.rows.tolist()), min(3 * self.shown, images - 1))
+                alike = np.concatenate([alike, near], axis=1)
+            pairs = np.unique(self.caption_of_image[alike[:, :1]] + alike * len(self.distinct))
+            image, caption = np.divmod(pairs, len(self.distinct))
+            scores = self._pair_scores(caption, image)
+            best = _first(caption, image, scores, self.shown)
+            np.minimum.at(floor, caption[best], scores[best])
+        return {"own": own.tolist(), "floor": (floor - MARGIN).tolist()}
+
+    def _pair_scores(self, caption: NDArray[np.int64], image: NDArray[np.int64]) -> NDArray[np.float64]:
+        rows = [torch.tensor([*tokens, END]) for tokens in self.distinct]
+        padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
+        return pair_scores(self.captioner, self.store, self.rows, padded.to(self.captioner.device), caption, image)
+
+    def rank(self, shard: NDArray[np.int64], targets: dict[str, Any]) -> dict[str, Any]:
+        """For each caption how many of these images come before its own, and the best of them."""
+        own, floor = np.array(targets["own"]), np.array(targets["floor"])
+        features = torch.from_numpy(self.store.grid(self.rows[shard].tolist()))
+        reached = TreeScorer(self.captioner, self.tree, floor).scores(features)
+        self._check_own(shard, own, reached)
+        caption, image, score = reached.caption, shard[reached.image], reached.score
+        # Each score is held against that of every image its caption belongs to.
+        times = self.owners[caption]
+        pair = np.repeat(np.arange(len(caption)), times)
+        which = np.arange(len(pair)) - np.repeat(times.cumsum() - times, times)
+        true = self.by_caption[self.first_owner[caption[pair]] + which]
+        before = (score[pair] >= own[true] - ROUNDING) & (image[pair] != true)
+        found: dict[str, Any] = {
+            "before": np.bincount(true[before], minlength=len(own)).tolist(),
+            "steps": reached.steps,
+        }
+        if self.shown:
+            best = _first(caption, image, score, self.shown)
+            found |= {"caption": caption[best].tolist(), "image": image[best].tolist(), "score": score[best].tolist()}
+        return found
+
+    def _check_own(self, shard: NDArray[np.int64], own: NDArray[np.float64], reached: Reached) -> None:
+        """The true images must have been reached, with the scores known before; dropping images relies on it."""
+        stepped = np.full(len(self.rows), -np.inf)
+        mine = self.caption_of_image[shard[reached.image]] == reached.caption
+        stepped[shard[reached.image[mine]]] = reached.score[mine]
+        before, now, apart = own[shard], stepped[shard], np.zeros(len(shard))
+        np.subtract(before, now, where=before != now, out=apart)  # -inf and -inf are not apart
+        if np.abs(apart).max() > MARGIN / 2:
+            raise DataError(
+                f"{self.captioner.name}: stepping and teacher forcing give one caption log probabilities that are "
+                f"{np.abs(apart).max():.2g} apart, too far for exact ranks; run it in float32 on another device"
+            )
+
+    def together(self, targets: dict[str, Any], shards: list[dict[str, Any]]) -> SelfRetrieval:
+        """The ranks among all images from those among the images of each shard."""
+        images = len(self.rows)
+        first = np.zeros((images, 0), dtype=np.int64)
+        if self.shown:
+            caption, image, score = (
+                np.concatenate([np.array(shard[name]) for shard in shards]) for name in ("caption", "image", "score")
+            )
+            best = _first(caption.astype(np.int64), image.astype(np.int64), score, self.shown)
+            first = image[best].astype(np.int64).reshape(len(self.distinct), self.shown)[self.caption_of_image]
+        return SelfRetrieval(
+            ranks=1 + np.array([shard["before"] for shard in shards]).sum(axis=0),
+            log_probs=np.array(targets["own"]),
+            first=first,
+            images=images,
+            tokens=self.tokens,
+            prefixes=len(self.tree),
+            steps=sum(shard["steps"] for shard in shards),
+        )
+
+
+class _Kept:
+    """Finished pieces of a study, in a folder or, without one, in memory."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._pieces: dict[str, dict[str, Any]] = {}
+
+    def find(self, name: str) -> dict[str, Any] | None:
+        if self._folder is None:
+            return self._pieces.get(name)
+        path = self._folder / f"{name}.json"
+        try:
+            piece: dict[str, Any] = read_json(path, "piece of a ranking")
+        except DataError:
+            if path.exists():
+                raise
+            return None
+        return piece
+
+    def keep(self, name: str, piece: dict[str, Any]) -> dict[str, Any]:
+        if self._folder is None:
+            self._pieces[name] = piece
+        else:
+            write_json(self._folder / f"{name}.json", piece)
+        return piece
+
+
+def _shard_name(start: int) -> str:
+    return f"images-{start:09d}"
+
+
+def _first(
+    caption: NDArray[np.int64], image: NDArray[np.int64], score: NDArray[np.float64], count: int
+) -> NDArray[np.int64]:
+    """Which pairs are the `count` best of their caption: caption by caption, best first, equal ones by image."""
+    order = np.lexsort([image, -score, caption])
+    place = np.arange(len(order)) - np.searchsorted(caption[order], caption[order])
+    return order[place < count]

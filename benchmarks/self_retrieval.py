@@ -1,0 +1,122 @@
+"""Self-retrieval beside teacher forcing over all pairs: the same model, captions, images and ranks, in one run.
+
+    .venv/bin/python benchmarks/self_retrieval.py RUN [--images 250 500 1000] [--captions captions.jsonl]
+
+RUN is a finished run on Flickr8k; its `captions.jsonl` (as `tellapart evaluate RUN` leaves it) is ranked by default.
+"All pairs" is the plain way: every caption against every image by `log_prob`, in batches of captions of about one
+length against blocks of images, each image encoded once. It runs once for each number of images, between two runs of
+ours whose times are averaged, all on one thread. A rank may differ only where scores are closer than 1e-5.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+
+from tellapart.captioners.base import Captioner
+from tellapart.data.features import FeatureStore
+from tellapart.data.prepare import prepare
+from tellapart.engine.run import open_run
+from tellapart.evaluation.self_retrieval import SHOWN, SelfRetrieval, self_retrieval
+from tellapart.files import read_jsonl
+from tellapart.metrics import rank_of_true
+
+CAPTION_BLOCK = 32
+IMAGE_BLOCK = 16
+CLOSE = 1e-5
+
+T = TypeVar("T")
+
+
+@torch.no_grad()
+def all_pairs(captioner: Captioner, store: FeatureStore, rows: list[int], captions: list[str]) -> np.ndarray:
+    """ln p of every caption against every image by teacher forcing, `[captions, images]`."""
+    order = np.argsort([len(caption.split()) for caption in captions], kind="stable")
+    matrix = np.empty((len(captions), len(rows)))
+    for left in range(0, len(rows), IMAGE_BLOCK):
+        block = rows[left : left + IMAGE_BLOCK]
+        memory = captioner.encode(torch.from_numpy(store.grid(block)).to(captioner.device))
+        for top in range(0, len(captions), CAPTION_BLOCK):
+            some = order[top : top + CAPTION_BLOCK]
+            tokens = captioner.tokenize([captions[number] for number in some])
+            image_of_row = torch.arange(len(block), device=tokens.device).repeat(len(tokens))
+            repeated = tokens.repeat_interleave(len(block), dim=0)
+            scores = captioner.log_prob(memory, repeated, image_of_row, per_token=True).cpu().double().sum(dim=1)
+            matrix[some, left : left + len(block)] = scores.view(len(tokens), -1).numpy()
+    return matrix
+
+
+def timed(call: Callable[[], T]) -> tuple[T, np.ndarray]:
+    """What it gives; wall and CPU seconds."""
+    wall, cpu = time.perf_counter(), time.process_time()
+    found = call()
+    return found, np.array([time.perf_counter() - wall, time.process_time() - cpu])
+
+
+def check_same(found: SelfRetrieval, scores: np.ndarray) -> int:
+    """How many ranks differ; one that differs by more images than have scores closer than 1e-5 is an error."""
+    ranks = rank_of_true(scores, np.arange(len(scores)))
+    close = (np.abs(scores - np.diag(scores)[:, None]) < CLOSE).sum(axis=1) - 1
+    wrong = np.flatnonzero(np.abs(found.ranks - ranks) > close)
+    assert not len(wrong), f"{len(wrong)} ranks differ, the first that of caption {wrong[0]}"
+    return int((found.ranks != ranks).sum())
+
+
+def compare(captioner: Captioner, store: FeatureStore, rows: list[int], captions: list[str]) -> float:
+    """Prints times, savings and figures; gives our CPU seconds."""
+    ours, before = timed(lambda: self_retrieval(captioner, store, rows, captions))
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    scores, plain = timed(lambda: all_pairs(captioner, store, rows, captions))
+    again, after = timed(lambda: self_retrieval(captioner, store, rows, captions))
+    assert (ours.ranks == again.ranks).all()
+    differ = check_same(ours, scores)
+    seconds = (before + after) / 2
+    shown, with_first = timed(lambda: self_retrieval(captioner, store, rows, captions, shown=SHOWN))
+    assert (shown.ranks == ours.ranks).all()
+    first = np.argsort(-scores, axis=1, kind="stable")[:, :SHOWN]
+    apart = np.abs(np.take_along_axis(scores, shown.first, 1) - np.take_along_axis(scores, first, 1)).max()
+    assert apart < CLOSE, f"the first images differ by {apart}"
+    summary = ours.summary()
+    print(f"{len(captions)} captions × {len(rows)} images, {len(set(captions))} different captions:")
+    print(f"  all pairs         {plain[0]:8.1f} s wall {plain[1]:8.1f} s CPU")
+    print(f"  tellapart         {seconds[0]:8.1f} s wall {seconds[1]:8.1f} s CPU")
+    print(f"  ratio             {plain[0] / seconds[0]:8.1f}        {plain[1] / seconds[1]:8.1f}")
+    print(f"  with the first {SHOWN}  {with_first[0]:8.1f} s wall {with_first[1]:8.1f} s CPU")
+    print(f"  shared            {ours.shared:8.1%}")
+    print(f"  pruned of the rest{ours.pruned:8.1%} ({shown.pruned:.1%} with the first {SHOWN})")
+    print(f"  ranks that differ {differ} (all of scores closer than {CLOSE:g}); memory at most {memory} MB")
+    recalls = ", ".join(f"R@{k} {share:.3f} ({summary.chance[k]:.3f})" for k, share in summary.recalls.items())
+    print(f"  {recalls}; mean rank {summary.mean:.2f}, median {summary.median:g}", flush=True)
+    return float(seconds[1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("run", type=Path)
+    parser.add_argument("--images", type=int, nargs="+", default=[250, 500, 1000])
+    parser.add_argument("--captions", type=Path)
+    parser.add_argument("--split", default="test")
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    run = open_run(chosen.run)
+    captioner, prepared = run.captioner(), prepare(run.recipe.data)
+    said = {row["id"]: row["caption"] for row in read_jsonl(chosen.captions or run.folder / "captions.jsonl")}
+    records = [record for record in prepared.dataset.split(chosen.split) if record.id in said]
+    rows = [prepared.dataset.row(record.id) for record in records]
+    captions = [said[record.id] for record in records]
+    sizes = sorted({min(images, len(rows)) for images in chosen.images})
+    seconds = [compare(captioner, prepared.store, rows[:images], captions[:images]) for images in sizes]
+    for images, took in zip(sizes[1:], seconds[1:], strict=True):
+        pairs, grown = (images / sizes[0]) ** 2, took / seconds[0]
+        print(f"from {sizes[0]} to {images}: {pairs:.0f} times the pairs, {grown:.1f} times our CPU time")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,143 @@
+"""Self-retrieval of a run as a command: whose captions, who ranks, which images; kept, shared out and found again."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tellapart.captioners.folder import model_digest
+from tellapart.data.features import WHOLE, Part
+from tellapart.data.prepare import prepare
+from tellapart.data.records import Record
+from tellapart.engine.progress import ProgressLine
+from tellapart.engine.run import Run
+from tellapart.errors import DataError, RunError
+from tellapart.evaluation.caption_files import match_ids, read_captions
+from tellapart.evaluation.evaluate import caption_records, caption_rows
+from tellapart.evaluation.self_retrieval import SelfRetrieval, self_retrieval_part
+from tellapart.files import digest_of, read_json, read_jsonl, write_json, write_jsonl
+
+
+@dataclass(frozen=True)
+class RankedRun:
+    """What `rank_run` measured.
+
+    Attributes:
+        folder: holds `ranks.jsonl` (id, caption, log_prob, rank) and `self_retrieval.json` (the figures).
+        figures: recalls with chance beside, mean and median rank, and the share of the work that was saved.
+    """
+
+    folder: Path
+    figures: dict[str, float]
+
+
+def rank_run(
+    run: Run,
+    captions: Path | None = None,
+    under: Run | None = None,
+    split: str = "test",
+    images: int | None = None,
+    part: Part = WHOLE,
+    out: Path | None = None,
+) -> RankedRun | None:
+    """Let captions look for their images, and write `ranks.jsonl` and `self_retrieval.json`.
+
+    Args:
+        run: whose captions are ranked, and who ranks them.
+        captions: a file of captions instead (JSON, JSONL, COCO results); of several per image the first is taken.
+        under: another run that ranks them, such as the likelihood model that a contrastive one started from.
+        split: the images.
+        images: only the first so many.
+        part: the blocks of images this process ranks; others do the others, all with the same `out`.
+        out: folder for the files; by default `self-retrieval` or `self-retrieval-under-RUN` in the run's folder.
+
+    Returns:
+        The figures; `None` while other parts are missing.
+
+    Example:
+        >>> ranked = rank_run(open_run("runs/cl"), under=open_run("runs/mle"))   # doctest: +SKIP
+        >>> ranked.figures["R@1"], ranked.figures["chance_R@1"]                  # doctest: +SKIP
+        (0.58, 0.001)
+    """
+    judge = under or run
+    prepared = prepare(judge.recipe.data)
+    if prepare(run.recipe.data).dataset.digest != prepared.dataset.digest:
+        raise RunError(f"{judge.folder} has other data than {run.folder}; rank under a run on the same data")
+    records = prepared.dataset.split(split)[:images]
+    folder = out or run.folder / ("self-retrieval" if under is None else f"self-retrieval-under-{under.folder.name}")
+    said = _said(run, records, folder) if captions is None else _read(captions, records, split)
+    made_from = digest_of(
+        {
+            "judge": model_digest(judge.folder),
+            "data": prepared.dataset.digest,
+            "captions": [[record.id, caption] for record, caption in zip(records, said, strict=True)],
+        }
+    )
+    if (found := _found(folder, made_from)) is not None:
+        return found
+    captioner = judge.captioner()
+    prepared.store.check(prepared.dataset, captioner.encoder)
+    line = ProgressLine(f"self-retrieval {run.recipe.name} under {judge.recipe.name}", " pairs")
+    work = folder / f"blocks-{made_from[:16]}"
+    rows = [prepared.dataset.row(record.id) for record in records]
+    ranked = self_retrieval_part(captioner, prepared.store, rows, said, work, part, on_progress=line.update)
+    if ranked is None:
+        return _found(folder, made_from)  # of another part that found all, and has just cleared them away
+    (folder / "self_retrieval.json").unlink(missing_ok=True)  # no files of different captions side by side
+    write_jsonl(folder / "ranks.jsonl", _rows(records, said, ranked))
+    figures = _figures(ranked)
+    content = {"made_from": made_from, "judge": judge.recipe.name, "split": split, "figures": figures}
+    write_json(folder / "self_retrieval.json", content)
+    shutil.rmtree(work, ignore_errors=True)
+    return RankedRun(folder, figures)
+
+
+def _found(folder: Path, made_from: str) -> RankedRun | None:
+    """What an earlier call measured on the same captions."""
+    path = folder / "self_retrieval.json"
+    if not path.exists() or (found := read_json(path, "file of figures"))["made_from"] != made_from:
+        return None
+    return RankedRun(folder, found["figures"])
+
+
+def _said(run: Run, records: list[Record], folder: Path) -> list[str]:
+    """Captions by the run's own model and decoding; kept, so that other parts and later calls find them."""
+    prepared = prepare(run.recipe.data)
+    ids = [record.id for record in records]
+    made_from = [model_digest(run.folder), prepared.dataset.digest, run.recipe.decoding.model_dump(), ids]
+    path = folder / f"captions-{digest_of(made_from)[:16]}.jsonl"
+    if not path.exists():
+        write_jsonl(path, caption_rows(ids, caption_records(run, prepared, records)))
+    return [row["caption"] for row in read_jsonl(path, "caption file")]
+
+
+def _read(path: Path, records: list[Record], split: str) -> list[str]:
+    """Captions of a file, in the records' order; those of other images are left aside."""
+    captions = read_captions(path)
+    try:
+        said = {id: captions[named][0] for named, id in match_ids(captions, records).items()}
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None
+    for record in records:
+        if record.id not in said:
+            raise DataError(f"{path}: '{record.id}' of split '{split}' has no caption; check --split, or use --images")
+    return [said[record.id] for record in records]
+
+
+def _rows(records: list[Record], said: list[str], ranked: SelfRetrieval) -> list[dict[str, Any]]:
+    columns = zip(records, said, ranked.log_probs.tolist(), ranked.ranks.tolist(), strict=True)
+    return [
+        {"id": record.id, "caption": caption, "log_prob": log_prob, "rank": rank}
+        for record, caption, log_prob, rank in columns
+    ]
+
+
+def _figures(ranked: SelfRetrieval) -> dict[str, float]:
+    summary = ranked.summary()
+    figures: dict[str, float] = {"images": ranked.images}
+    for k, recall in summary.recalls.items():
+        figures |= {f"R@{k}": recall, f"chance_R@{k}": summary.chance[k]}
+    figures |= {"mean_rank": summary.mean, "median_rank": summary.median}
+    return {**figures, "shared": ranked.shared, "pruned": ranked.pruned}

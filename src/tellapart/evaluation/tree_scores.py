@@ -1,0 +1,200 @@
+"""ln p(caption | image) of many captions against many images, without the work that changes nothing.
+
+- Captions that begin alike share the states of what they share (`PrefixTree`), LSTM states as well as caches of keys
+  and values, by the captioner's own `step` and `select`.
+- ln p of a prefix only falls as it grows. So an image is dropped from a prefix as soon as it is below the *floor* of
+  every caption that begins with it: nobody asks for scores below.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tellapart.captioners.base import Captioner
+from tellapart.data.features import FeatureStore
+from tellapart.errors import DataError
+from tellapart.evaluation.prefix_tree import NOBODY, PrefixTree
+from tellapart.text import END
+
+# Log probabilities that one call gives, rows × vocabulary (32 MB), and images encoded at once: enough to keep a
+# processor busy, few enough for its memory.
+LOG_PROBS = 2**23
+IMAGES = 16
+
+
+@dataclass(frozen=True)
+class Reached:
+    """Scores of (caption, image) at or above the caption's floor; what is not here is below it.
+
+    Attributes:
+        caption, image: positions, `[pairs]` each.
+        score: ln p, `[pairs]`, float64.
+        steps: how many (prefix, image) the captioner was run on.
+    """
+
+    caption: NDArray[np.int64]
+    image: NDArray[np.int64]
+    score: NDArray[np.float64]
+    steps: int
+
+    @staticmethod
+    def join(several: list[Reached]) -> Reached:
+        return Reached(
+            caption=np.concatenate([one.caption for one in several]),
+            image=np.concatenate([one.image for one in several]),
+            score=np.concatenate([one.score for one in several]),
+            steps=sum(one.steps for one in several),
+        )
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Rows of the next step: (node, image) each, with the row of the state that they go on from."""
+
+    state: Any
+    place: torch.Tensor
+    node: torch.Tensor
+    image: torch.Tensor
+    score: torch.Tensor
+
+    def cut(self, rows: slice) -> _Rows:
+        return _Rows(self.state, self.place[rows], self.node[rows], self.image[rows], self.score[rows])
+
+
+class TreeScorer:
+    """Scores all captions of a prefix tree against images.
+
+    Books are kept on the CPU in float64, the captioner runs wherever it is. A step has at most `rows_at_once` rows;
+    rows that wait hold the state of the step before, one such state for each level of the tree at most. So memory does
+    not grow with the number of captions and images.
+
+    Args:
+        captioner: in eval mode.
+        tree: of the captions' tokens.
+        floors: `[captions]`, the score below which nobody wants to know; -inf asks for all.
+
+    Example:
+        >>> scorer = TreeScorer(captioner, PrefixTree.of(rows), floors)         # doctest: +SKIP
+        >>> reached = scorer.scores(torch.from_numpy(store.grid([0, 1, 2])))    # doctest: +SKIP
+    """
+
+    def __init__(self, captioner: Captioner, tree: PrefixTree, floors: NDArray[np.float64]) -> None:
+        self.captioner = captioner
+        self.floor = torch.from_numpy(tree.lowest(floors))
+        self.floor_of_caption = torch.from_numpy(floors)
+        self.token = torch.from_numpy(tree.token)
+        self.first_child = torch.from_numpy(tree.first_child)
+        self.children = torch.from_numpy(tree.children)
+        self.caption = torch.from_numpy(tree.caption)
+        self.rows_at_once = rows_at_once(captioner)
+        # Blocks whose widest level fits into one step. Attention lays rows out as [images, rows of the busiest image]:
+        # where a level has to be cut, its pieces would be of few images, so that an image stands alone then.
+        self.images_at_once = min(IMAGES, max(1, self.rows_at_once // tree.widest))
+
+    @torch.no_grad()
+    def scores(self, features: torch.Tensor) -> Reached:
+        """Scores against images with these region features `[images, regions, width]`, encoded some at a time."""
+        found = []
+        for first in range(0, len(features), self.images_at_once):
+            block = features[first : first + self.images_at_once].to(self.captioner.device)
+            found.append(self._walk(block, first))
+        return Reached.join(found)
+
+    def _walk(self, features: torch.Tensor, first: int) -> Reached:
+        """Down the tree from its root; the rows that came last go on first, so that few states wait."""
+        images = torch.arange(len(features))
+        state = self.captioner.start(self.captioner.encode(features), images.to(features.device))
+        zero = torch.zeros(len(features), dtype=torch.float64)
+        waiting = [_Rows(state, images, torch.zeros_like(images), images, zero)]
+        ended: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+        steps = 0
+        while waiting:
+            rows = waiting.pop()
+            if len(rows.node) > self.rows_at_once:
+                waiting.append(rows.cut(slice(self.rows_at_once, None)))
+                rows = rows.cut(slice(0, self.rows_at_once))
+            steps += len(rows.node)
+            log_probs, state = self._step(rows)
+            ended.append(self._end(rows, log_probs))
+            rows = self._go_on(rows, log_probs, state)
+            if len(rows.node):
+                waiting.append(rows)
+        caption, image, score = (torch.cat(column).numpy() for column in zip(*ended, strict=True))
+        return Reached(caption, image + first, score, steps)
+
+    def _step(self, rows: _Rows) -> tuple[torch.Tensor, Any]:
+        device = self.captioner.device
+        state = self.captioner.select(rows.state, rows.place.to(device))
+        return self.captioner.step(state, self.token[rows.node].to(device))
+
+    def _end(self, rows: _Rows, log_probs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Captions that end here, their images and scores."""
+        here = (self.caption[rows.node] != NOBODY).nonzero()[:, 0]
+        caption = self.caption[rows.node[here]]
+        score = rows.score[here] + _picked(log_probs, here, torch.full_like(here, END))
+        wanted = score >= self.floor_of_caption[caption]
+        return caption[wanted], rows.image[here][wanted], score[wanted]
+
+    def _go_on(self, rows: _Rows, log_probs: torch.Tensor, state: Any) -> _Rows:
+        """One row for each child of each row that is not below its floor."""
+        counts = self.children[rows.node]
+        place = torch.arange(len(counts)).repeat_interleave(counts)
+        of_siblings = torch.arange(len(place)) - (counts.cumsum(0) - counts)[place]
+        node = self.first_child[rows.node[place]] + of_siblings
+        score = rows.score[place] + _picked(log_probs, place, self.token[node])
+        alive = score >= self.floor[node]
+        place = place[alive]
+        return _Rows(state, place, node[alive], rows.image[place], score[alive])
+
+
+@torch.no_grad()
+def pair_scores(
+    captioner: Captioner,
+    store: FeatureStore,
+    rows: NDArray[np.int64],
+    tokens: torch.Tensor,
+    caption: NDArray[np.int64],
+    image: NDArray[np.int64],
+) -> NDArray[np.float64]:
+    """ln p(caption | image) of single pairs, by teacher forcing; few images at a time when pairs come image by image.
+
+    Args:
+        captioner: in eval mode.
+        store: features of the images.
+        rows: the images' rows in the store.
+        tokens: `[captions, longest]`, on the captioner's device.
+        caption, image: the pairs, `[pairs]` each.
+    """
+    at_once = max(1, rows_at_once(captioner) // tokens.shape[1])
+    scores = [np.zeros(0)]
+    for first in range(0, len(caption), at_once):
+        pairs = slice(first, first + at_once)
+        block, image_of_row = np.unique(image[pairs], return_inverse=True)
+        memory = captioner.encode(torch.from_numpy(store.grid(rows[block].tolist())).to(captioner.device))
+        said = tokens[torch.from_numpy(caption[pairs]).to(captioner.device)]
+        of_row = torch.from_numpy(image_of_row).to(captioner.device)
+        # Summed in float64: the sum of a long caption would lose what a rank may hang on.
+        scores.append(_checked(captioner.log_prob(memory, said, of_row, per_token=True)).sum(dim=1).numpy())
+    return np.concatenate(scores)
+
+
+def rows_at_once(captioner: Captioner) -> int:
+    """So many rows of log probabilities may be held."""
+    return max(1, LOG_PROBS // len(captioner.vocabulary))
+
+
+def _picked(log_probs: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """`log_probs[rows, tokens]` on the CPU in float64."""
+    return _checked(log_probs[rows.to(log_probs.device), tokens.to(log_probs.device)])
+
+
+def _checked(log_probs: torch.Tensor) -> torch.Tensor:
+    """On the CPU in float64 (which not every device has), and numbers."""
+    if bool(log_probs.isnan().any()):
+        raise DataError("a score is not a number (NaN); the model that gave it has diverged: train it anew")
+    return log_probs.cpu().double()
