@@ -16,7 +16,7 @@ import yaml
 from tellapart import cli
 
 RECIPES = Path(__file__).parents[1] / "recipes"
-VERBS = ("demo", "prepare", "inspect", "train", "caption", "evaluate", "compare", "recipes")
+VERBS = ("demo", "prepare", "inspect", "train", "caption", "evaluate", "self-retrieval", "compare", "recipes")
 HEAVY = ("torch", "numpy", "PIL", "pydantic", "yaml", "onnxruntime", "matplotlib")
 
 
