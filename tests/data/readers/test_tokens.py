@@ -10,7 +10,7 @@ from tellapart.data.readers import read_dataset, read_karpathy, read_tokens
 from tellapart.data.records import Record
 from tellapart.errors import DataError
 
-FLICKR8K = Path("/work/shared/data/flickr8k")
+FLICKR8K = Path(__file__).resolve().parents[4] / "shared" / "data" / "flickr8k"
 
 TOKENS = "a.jpg#0\t A dog . \na.jpg#1\tEin Hündchen\r\nb.jpg#0\ta cat\tsits\nc.jpg.1#0\tnobody\nd.jpg#0\ta\u2028b\n"
 
