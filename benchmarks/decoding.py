@@ -95,7 +95,7 @@ def as_marian(captioner: Decoder) -> Any:
         "model.decoder.embed_tokens.weight": captioner.word.weight,
         "model.decoder.embed_positions.weight": captioner.positions,
         "lm_head.weight": captioner.predict.weight,
-        "final_logits_bias": (captioner.predict.bias + captioner.impossible)[None],
+        "final_logits_bias": (captioner.predict.bias + captioner.predict.impossible)[None],
     }
     for number, layer in enumerate(captioner._layers()):
         parts: dict[str, torch.nn.Module] = {

@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
-import pytest
 import torch
 
-from support.shapes_worker import STEPS, STOP, record_gradients, stop_after, train
+from support.shapes_worker import train_for_gradients, train_straight_and_resumed
 from support.tiny import WORDS, make_captioner
 from tellapart.captioners.base import Captioner
-from tellapart.engine import loop
 from tellapart.objectives.adversarial import Adversarial, AdversarialSettings
 from tellapart.objectives.base import Objective
 from tellapart.objectives.contrastive import Contrastive, ContrastiveSettings
@@ -60,18 +59,9 @@ def make(name: str, dropout: float = 0.0) -> Objective:
 def main(out: Path) -> None:
     torch.set_num_threads(1)
     for name in OBJECTIVES:
-        train(make(name, dropout=0.3), out / name / "straight")
-        stopping = make(name, dropout=0.3)
-        stop_after(stopping, STOP)
-        with pytest.raises(loop.Interrupted, match=f"after step {STOP} of {STEPS}"):
-            train(stopping, out / name / "resumed")
-        train(make(name, dropout=0.3), out / name / "resumed")
+        train_straight_and_resumed(partial(make, name), out / name)
         for accumulate, file in ((1, "gradients"), (3, "parts")):
-            plain = make(name)
-            gradients = record_gradients(plain)
-            train(plain, out / name / file, rate=1e-4, clip_norm=None, accumulate=accumulate)
-            if plain.processes.rank == 0:
-                torch.save(gradients, out / name / f"{file}.pt")
+            train_for_gradients(make(name), out / name / file, out / name / f"{file}.pt", accumulate=accumulate)
 
 
 if __name__ == "__main__":

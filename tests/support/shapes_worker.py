@@ -11,6 +11,8 @@ from __future__ import annotations
 import os
 import signal
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -72,24 +74,31 @@ def record_gradients(objective: Objective) -> list[dict[str, torch.Tensor]]:
     return steps
 
 
+def train_straight_and_resumed(make_objective: Callable[..., Objective], out: Path) -> None:
+    """Leaves OUT/straight, trained in one go, and OUT/resumed, stopped and taken up; with dropout."""
+    train(make_objective(dropout=0.3), out / "straight")
+    random_state = torch.get_rng_state()
+    stopping = make_objective(dropout=0.3)
+    stop_after(stopping, STOP)
+    with pytest.raises(loop.Interrupted, match=f"after step {STOP} of {STEPS}"):
+        train(stopping, out / "resumed")
+    train(make_objective(dropout=0.3), out / "resumed")
+    assert torch.equal(random_state, torch.get_rng_state())
+
+
+def train_for_gradients(objective: Objective, folder: Path, file: Path, **settings: object) -> None:
+    """Saves the gradients of each step of a training that hardly moves."""
+    gradients = record_gradients(objective)
+    train(objective, folder, rate=1e-4, clip_norm=None, **settings)
+    if objective.processes.rank == 0:
+        torch.save(gradients, file)
+
+
 def main(out: Path) -> None:
     torch.set_num_threads(1)
     for shape in SHAPES:
-        train(make(shape, dropout=0.3), out / shape / "straight")
-        random_state = torch.get_rng_state()
-
-        stopping = make(shape, dropout=0.3)
-        stop_after(stopping, STOP)
-        with pytest.raises(loop.Interrupted, match=f"after step {STOP} of {STEPS}"):
-            train(stopping, out / shape / "resumed")
-        train(make(shape, dropout=0.3), out / shape / "resumed")
-        assert torch.equal(random_state, torch.get_rng_state())
-
-        plain = make(shape)
-        gradients = record_gradients(plain)
-        train(plain, out / shape / "plain", rate=1e-4, clip_norm=None)
-        if plain.processes.rank == 0:
-            torch.save(gradients, out / shape / "gradients.pt")
+        train_straight_and_resumed(partial(make, shape), out / shape)
+        train_for_gradients(make(shape), out / shape / "plain", out / shape / "gradients.pt")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,9 @@ from typing import Any
 
 import torch
 
+from tellapart.captioners.folder import load_captioner
+from tellapart.engine.checkpoint import checkpoint_path, load_trainer_state
+
 TESTS = Path(__file__).parents[1]
 COMMANDS = {
     1: [sys.executable, "-m"],
@@ -22,8 +25,21 @@ def environment() -> dict[str, str]:
 
 
 def run_worker(processes: int, module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a module in so many processes; it must end well."""
     command = [*COMMANDS[processes], module, *arguments]
-    return subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return done
+
+
+def assert_equal_runs(one: Path, other: Path) -> dict[str, Any]:
+    """Two run folders ended bit-equal: weights, optimisers, buffers, what the loop remembers; gives that state."""
+    assert_equal(load_captioner(one).state_dict(), load_captioner(other).state_dict())
+    states = [load_trainer_state(checkpoint_path(run, "last")) for run in (one, other)]
+    for state in states:
+        del state["seconds"]
+    assert_equal(*states)
+    return states[0]
 
 
 def assert_equal(one: Any, other: Any, where: str = "") -> None:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import nn
 from torch.nn import functional
 
-from tellapart.captioners.base import Captioner, Traces, at_tokens, group_by_image, impossible_tokens, words_before
+from tellapart.captioners.base import Captioner, Traces, WordLogits, at_tokens, group_by_image, words_before
 from tellapart.captioners.packing import Packing
 from tellapart.encoders.images import EncoderIdentity
 from tellapart.text import PAD, Vocabulary
@@ -89,9 +89,7 @@ class AdaptiveAttention(Captioner):
         self.query = nn.Linear(width, attention, bias=False)
         self.score = nn.Linear(attention, 1, bias=False)
         self.dropout = nn.Dropout(settings.dropout)
-        self.predict = nn.Linear(width, len(vocabulary))
-        self.register_buffer("impossible", impossible_tokens(vocabulary), persistent=False)
-        self.impossible: torch.Tensor
+        self.predict = WordLogits(width, vocabulary)
         self._initialise()
 
     def _initialise(self) -> None:
@@ -165,8 +163,8 @@ class AdaptiveAttention(Captioner):
         return self._run(memory, tokens, image_of_row)[0]
 
     def output(self, hidden: torch.Tensor) -> torch.Tensor:
-        # `<pad>` and `<start>` are ruled out in the bias, which costs no pass over the logits.
-        return functional.linear(self.dropout(hidden), self.predict.weight, self.predict.bias + self.impossible)
+        logits: torch.Tensor = self.predict(self.dropout(hidden))
+        return logits
 
     def start(self, memory: Memory, image_of_row: torch.Tensor) -> State:
         zero = memory.regions.new_zeros(len(image_of_row), self.settings.hidden)

@@ -207,11 +207,21 @@ def at_tokens(values: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
     return full
 
 
-def impossible_tokens(vocabulary: Vocabulary) -> torch.Tensor:
-    """-inf for what is never said, `<pad>` and `<start>`; to be added to an output layer's bias."""
-    impossible = torch.zeros(len(vocabulary))
-    impossible[[PAD, START]] = -torch.inf
-    return impossible
+class WordLogits(nn.Linear):
+    """States -> logits over the vocabulary; `<pad>` and `<start>`, which are never said, are ruled out.
+
+    They are ruled out in the bias, which costs no pass over the logits.
+    """
+
+    def __init__(self, width: int, vocabulary: Vocabulary) -> None:
+        super().__init__(width, len(vocabulary))
+        impossible = torch.zeros(len(vocabulary))
+        impossible[[PAD, START]] = -torch.inf
+        self.register_buffer("impossible", impossible, persistent=False)
+        self.impossible: torch.Tensor
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return functional.linear(input, self.weight, self.bias + self.impossible)
 
 
 def group_by_image(image_of_item: torch.Tensor, images: int) -> tuple[torch.Tensor, int]:

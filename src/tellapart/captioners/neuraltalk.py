@@ -7,10 +7,9 @@ from dataclasses import dataclass, replace
 import torch
 from pydantic import BaseModel, ConfigDict, Field
 from torch import nn
-from torch.nn import functional
 from torch.nn.utils.rnn import PackedSequence
 
-from tellapart.captioners.base import Captioner, Traces, at_tokens, impossible_tokens, words_before
+from tellapart.captioners.base import Captioner, Traces, WordLogits, at_tokens, words_before
 from tellapart.captioners.packing import Packing
 from tellapart.encoders.images import EncoderIdentity
 from tellapart.text import PAD, Vocabulary
@@ -67,9 +66,7 @@ class NeuralTalk(Captioner):
         self.word = nn.Embedding(len(vocabulary), settings.embedding)
         self.lstm = nn.LSTM(settings.embedding, settings.hidden)
         self.dropout = nn.Dropout(settings.dropout)
-        self.predict = nn.Linear(settings.hidden, len(vocabulary))
-        self.register_buffer("impossible", impossible_tokens(vocabulary), persistent=False)
-        self.impossible: torch.Tensor
+        self.predict = WordLogits(settings.hidden, vocabulary)
 
     def encode(self, features: torch.Tensor) -> State:
         image = self.dropout(self.image(self.normalise(features).mean(dim=1)))
@@ -91,7 +88,8 @@ class NeuralTalk(Captioner):
         return packing.by_row(states.data)
 
     def output(self, hidden: torch.Tensor) -> torch.Tensor:
-        return functional.linear(self.dropout(hidden), self.predict.weight, self.predict.bias + self.impossible)
+        logits: torch.Tensor = self.predict(self.dropout(hidden))
+        return logits
 
     def start(self, memory: State, image_of_row: torch.Tensor) -> State:
         return self.select(memory, image_of_row)

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from torch import nn
 from torch.nn import functional
 
-from tellapart.captioners.base import Captioner, Traces, group_by_image, impossible_tokens, words_before
+from tellapart.captioners.base import Captioner, Traces, WordLogits, group_by_image, words_before
 from tellapart.encoders.images import EncoderIdentity
 from tellapart.text import PAD, Vocabulary
 
@@ -290,10 +290,8 @@ class Transformer(Captioner):
         self.last_of_encoder = nn.LayerNorm(settings.width) if settings.normalise_first else nn.Identity()
         self.last_of_decoder = nn.LayerNorm(settings.width) if settings.normalise_first else nn.Identity()
         self.dropout = nn.Dropout(settings.dropout)
-        self.predict = nn.Linear(settings.width, len(vocabulary))
-        self.register_buffer("impossible", impossible_tokens(vocabulary), persistent=False)
+        self.predict = WordLogits(settings.width, vocabulary)
         self.register_buffer("positions", sinusoids(vocabulary.max_words + 1, settings.width), persistent=False)
-        self.impossible: torch.Tensor
         self.positions: torch.Tensor
         for module in self.modules():
             if isinstance(module, nn.Linear):
@@ -347,7 +345,8 @@ class Transformer(Captioner):
         return last
 
     def output(self, hidden: torch.Tensor) -> torch.Tensor:
-        return functional.linear(hidden, self.predict.weight, self.predict.bias + self.impossible)
+        logits: torch.Tensor = self.predict(hidden)
+        return logits
 
     def start(self, memory: Memory, image_of_row: torch.Tensor) -> State:
         heads, width = self.settings.heads, self.settings.width
