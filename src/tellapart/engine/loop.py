@@ -10,14 +10,12 @@ What is not known here: captions, contrast, pairs. The objective knows.
 from __future__ import annotations
 
 import math
-import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -28,6 +26,7 @@ from torch import nn
 from tellapart.captioners.folder import load_captioner
 from tellapart.data.batches import Batch, BatchSource
 from tellapart.engine import checkpoint
+from tellapart.engine.interrupt import finishing_the_step
 from tellapart.engine.journal import Journal
 from tellapart.engine.processes import FabricProcesses, on_first, open_fabric
 from tellapart.engine.progress import ProgressLine
@@ -74,7 +73,7 @@ def train(
     trainer = Trainer(
         objective, batches, validation, settings, seed, folder, fabric or open_fabric(settings.precision), measure
     )
-    with _finishing_the_step() as stop_asked:
+    with finishing_the_step() as stop_asked:
         trainer.run(label, stop_asked)
 
 
@@ -529,31 +528,3 @@ def _sum_up(batches: Iterable[dict[str, Total]]) -> dict[str, Total]:
         for name, total in batch.items():
             totals[name] = _plus(totals.get(name), total)
     return totals
-
-
-@contextmanager
-def _finishing_the_step() -> Iterator[Callable[[], bool]]:
-    """Turn Ctrl-C and a polite kill into a question asked after each step; a second Ctrl-C stops at once.
-
-    `torchrun` passes a Ctrl-C on to processes that the terminal has told already: what follows within a second is the
-    same one.
-    """
-    first: float | None = None
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        nonlocal first
-        if first is not None and time.monotonic() - first > 1.0:
-            raise KeyboardInterrupt
-        first = first or time.monotonic()
-
-    before = {}
-    try:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            before[number] = signal.signal(number, ask)
-    except ValueError:  # signals can be handled in the main thread only
-        pass
-    try:
-        yield lambda: first is not None
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
