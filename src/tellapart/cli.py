@@ -96,6 +96,9 @@ def train(
     out: Annotated[Path | None, typer.Option(help="Run folder; by default NAME-KEY in --runs.")] = None,
     runs: RunsOption = Path("runs"),
     resume: Annotated[Path | None, typer.Option(help="Continue the training in this run folder.")] = None,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Train so many times, the target of a round being the reference of the next.")
+    ] = 1,
 ) -> None:
     """Train a recipe and whatever it starts from. Ctrl-C saves; the same command, or --resume, continues exactly.
 
@@ -107,9 +110,18 @@ def train(
         raise typer.BadParameter("give a recipe to train, or --resume RUN to continue one")
     if recipe is None:
         assert resume is not None
-        if budget is not None or out is not None:
+        if budget is not None or out is not None or rounds > 1:
             raise typer.BadParameter("--resume takes nothing else: a run goes on as it began")
         run = engine.resume(resume)
+    elif rounds > 1:
+        from tellapart.engine.rounds import train_in_rounds
+        from tellapart.recipe import Recipe
+
+        if out is not None:
+            raise typer.BadParameter(
+                "--rounds makes several run folders; say with --runs where they go, not with --out"
+            )
+        run = train_in_rounds(Recipe.load(find_recipe(recipe), overrides or [], budget), rounds, runs)[-1]
     else:
         run = engine.train(find_recipe(recipe), *(overrides or []), budget=budget, runs=runs, out=out)
     if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
@@ -261,6 +273,54 @@ def compare(
     comparison = compare_runs(opened, control, split, retrieval_images)
     print(comparison_table(comparison))
     print(f"\n{write_report(comparison, out)}")
+
+
+@app.command()
+def study(
+    name: Annotated[str | None, typer.Argument(help="Such as cl-table4; without one, the studies are listed.")] = None,
+    data: Annotated[str, typer.Option(help="'scenes', a folder of pictures, or a data set (docs/data.md).")] = "scenes",
+    budget: Annotated[
+        str, typer.Option(help="smoke (minutes in all), laptop, or paper (the published sizes).")
+    ] = "laptop",
+    seeds: Annotated[int, typer.Option(min=1, help="Trainings of each model.")] = 1,
+    captioner: Annotated[str, typer.Option(help="Whom it is about: adaptive, neuraltalk, updown, …")] = "adaptive",
+    search: Annotated[
+        bool | None, typer.Option("--search/--no-search", help="Search learning rates; by default except at smoke.")
+    ] = None,
+    retrieval_images: LimitOption = None,
+    use: Annotated[
+        list[str] | None,
+        typer.Option(help="MODEL=RUN: take a finished run instead of training one, e.g. adaptive-mle=…"),
+    ] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Change every recipe, e.g. training.steps=100.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder for the table and the page.")] = None,
+    runs: RunsOption = Path("runs"),
+    prepared: Annotated[Path, typer.Option(help="Folder for rendered scenes and feature stores.")] = Path("prepared"),
+) -> None:
+    """Run a paper's table: train, measure and compare all its models. Interrupted, the same command goes on."""
+    from tellapart.studies.base import TABLE, find_study
+
+    if name is None:
+        for known in TABLE:
+            print(f"{known:16} {find_study(known).title}")
+        return
+    from tellapart.studies.page import study_table
+    from tellapart.studies.run import run_study
+
+    used = {}
+    for named in use or []:
+        key, equals, folder = named.partition("=")
+        if not equals or not key:
+            raise TellapartError(
+                f"--use '{named}': name it as MODEL=RUN, e.g. adaptive-mle=runs/flickr8k-adaptive-mle-1a2b3c4d"
+            )
+        used[key] = Path(folder)
+    result = run_study(
+        name, data, budget, seeds, captioner, search, retrieval_images, used, out, runs, prepared, set_ or []
+    )
+    print(study_table(result))
 
 
 recipes_app = typer.Typer(help="List, show and check recipes.", invoke_without_command=True)

@@ -94,13 +94,13 @@ def compare(
     rows = []
     for label, run in runs.items():
         evaluation = evaluate_run(run, split, retrieval_images)
-        under_judge = _ranks_under(first, run, prepared, evaluation, f"{label} under {next(iter(runs))}")
+        under_judge = ranks_under(first, run, prepared, evaluation, f"{label} under {next(iter(runs))}")
         rows.append(Row(label, run, evaluation, under_judge))
     by_label = {row.label: row for row in rows}
     return Comparison(rows, control, _differences(by_label[control], rows[-1], records), records, prepared)
 
 
-def _ranks_under(judge: Run, run: Run, prepared: Prepared, evaluation: Evaluation, label: str) -> np.ndarray:
+def ranks_under(judge: Run, run: Run, prepared: Prepared, evaluation: Evaluation, label: str) -> np.ndarray:
     """Ranks of a run's captions under the judge; kept in the run's folder and found again."""
     ranked = evaluation.retrieval_rows
     if run is judge:

@@ -1,7 +1,7 @@
 """What runs a model to measure it: caption a split, score the captions, and let each caption look for its image.
 
-Everything is written into the run folder, named by what it was made from, and found again on the next call:
-`captions.jsonl`, `per_image.jsonl`, `scores.json`.
+Everything is written into the run folder, with what it was made from, and found again on the next call:
+`captions.jsonl`, `per_image.jsonl`, `scores.json`; of other splits than the test one, `captions-val.jsonl` and so on.
 """
 
 from __future__ import annotations
@@ -69,9 +69,10 @@ def evaluate_run(run: Run, split: str = "test", retrieval_images: int | None = N
             "measured_by": MEASURED_BY,
         }
     )
-    scores_path = run.folder / "scores.json"
+    ending = "" if split == "test" else f"-{split}"
+    scores_path, per_image_path = run.folder / f"scores{ending}.json", run.folder / f"per_image{ending}.jsonl"
     if scores_path.exists() and (found := read_json(scores_path, "scores"))["made_from"] == made_from:
-        return Evaluation(found["corpus"], read_jsonl(run.folder / "per_image.jsonl"), found["not_reported"])
+        return Evaluation(found["corpus"], read_jsonl(per_image_path), found["not_reported"])
 
     captions = caption_records(run, prepared, records)
     training = [caption for record in prepared.dataset.split("train") for caption in record.captions]
@@ -83,16 +84,16 @@ def evaluate_run(run: Run, split: str = "test", retrieval_images: int | None = N
     judged = records[:retrieval_images]
     said = [caption.caption for caption in captions[: len(judged)]]
     found_images = rank_captions(run, prepared, judged, said, f"self-retrieval {run.recipe.name}", SHOWN)
-    # All together and the scores last: an interrupted call leaves no files of different splits side by side.
+    # All together and the scores last: an interrupted call leaves no files of different models side by side.
     scores_path.unlink(missing_ok=True)
     rows: list[dict[str, Any]] = caption_rows([r.id for r in records], captions)
-    write_jsonl(run.folder / "captions.jsonl", rows)
+    write_jsonl(run.folder / f"captions{ending}.jsonl", rows)
     for row in rows:
         row.update({metric: figures[row["id"]] for metric, figures in scores.per_image.items()})
     for row, rank, first in zip(rows, found_images.ranks.tolist(), found_images.first.tolist(), strict=False):
         row.update(rank=rank, retrieved=[judged[position].id for position in first])
     corpus = {**scores.corpus, **retrieval_figures(found_images.ranks, found_images.images)}
-    write_jsonl(run.folder / "per_image.jsonl", rows)
+    write_jsonl(per_image_path, rows)
     add_measured(run.folder, split, corpus)
     written = {"made_from": made_from, "split": split, "images": len(records), "corpus": corpus}
     write_json(scores_path, {**written, "not_reported": scores.not_reported})

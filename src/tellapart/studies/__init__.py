@@ -1,0 +1,1 @@
+"""The papers' tables as studies that can be run again: on any data, at a budget, with seeds, resumable."""

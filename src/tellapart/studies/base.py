@@ -1,0 +1,92 @@
+"""What a study is: models that are trained from one another, and the rows of a paper's table they belong to.
+
+A study only says what is compared. `studies.run` trains, measures and writes it; the models are runs like any others,
+so that studies share them and an interrupted study goes on where it stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+
+from tellapart.errors import RecipeError, did_you_mean
+
+# A study's name -> the module that has it in its STUDIES.
+TABLE = {f"cl-table{number}": "tellapart.studies.contrastive" for number in range(1, 7)}
+
+
+@dataclass(frozen=True)
+class Model:
+    """One model of a study: a row of its table.
+
+    Attributes:
+        key: its name inside the study.
+        label: what the table calls it.
+        recipe: the recipe it is trained by, without folder and ending; the data's folder of recipes has it.
+        start: key of the model whose weights it begins with.
+        reference: key of the frozen model it is compared with in training.
+        changes: what differs from the recipe, such as `"objective.negative=false"`.
+        control: key of the row it is compared with by paired bootstrap.
+        searched: its learning rate is searched on the validation split (`studies.rates`).
+        rate_of: key of the model whose learning rate it takes, where they must be alike to be compared.
+        quoted: the paper's own figures of this row, by our figures' names.
+    """
+
+    key: str
+    label: str
+    recipe: str
+    start: str | None = None
+    reference: str | None = None
+    changes: tuple[str, ...] = ()
+    control: str | None = None
+    searched: bool = False
+    rate_of: str | None = None
+    quoted: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A figure of a study's table: its name, heading, how it is printed, and whether more of it is better."""
+
+    figure: str
+    heading: str
+    kind: str = "figure"
+    more_is_better: bool = True
+
+
+@dataclass(frozen=True)
+class Study:
+    """A paper's table.
+
+    Attributes:
+        name: as the command line knows it.
+        title: what it asks.
+        models: captioner (the recipes' first word, such as `adaptive`) -> the models in table order.
+        columns: the table's figures.
+        split: the images it is measured on, as in the paper.
+        source: where the quoted figures are from.
+        remark: what a reader of the table should know.
+        more_quoted: rows of the paper's table that are not trained here: label -> figures.
+    """
+
+    name: str
+    title: str
+    models: Callable[[str], tuple[Model, ...]]
+    columns: tuple[Column, ...]
+    split: str
+    source: str
+    remark: str = ""
+    more_quoted: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+
+
+def find_study(name: str) -> Study:
+    """The study of this name.
+
+    >>> find_study("cl-table4").split
+    'val'
+    """
+    if name not in TABLE:
+        raise RecipeError(f"there is no study '{name}'{did_you_mean(name, TABLE)}; 'tellapart study' lists them")
+    study: Study = import_module(TABLE[name]).STUDIES[name]
+    return study
