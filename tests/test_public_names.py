@@ -25,6 +25,7 @@ NAMES = [
     "load_captioner",
     "open_run",
     "prepare",
+    "run_study",
     "train",
     "write_report",
 ]

@@ -31,6 +31,7 @@ _PUBLIC = {
     "load_captioner": "tellapart.captioners.folder",
     "open_run": "tellapart.engine.run",
     "prepare": "tellapart.data.prepare",
+    "run_study": "tellapart.studies.run",
     "train": "tellapart.engine.run",
     "write_report": "tellapart.report",
 }

@@ -87,7 +87,17 @@ class UpDown(Captioner):
         self.score = nn.Linear(attention, 1, bias=False)
         self.dropout = nn.Dropout(settings.dropout)
         self.predict = WordLogits(width, vocabulary)
-        with torch.no_grad():  # forget gates start open
+        self._initialise()
+
+    def _initialise(self) -> None:
+        """As AdaptiveAttention: small words, an orthogonal recurrence per gate, and forget gates that start open."""
+        width = self.settings.hidden
+        nn.init.normal_(self.word.weight, std=0.5)
+        with torch.no_grad():
+            for gate in range(4):
+                rows = slice(gate * width, (gate + 1) * width)
+                nn.init.orthogonal_(self.gates_from_states.weight[rows, width:])
+                nn.init.orthogonal_(self.language_gates.weight[rows, 2 * width :])
             for gates in (self.gates_from_word, self.language_gates):
                 gates.bias.zero_()
                 gates.bias[width : 2 * width] = 1.0
