@@ -16,7 +16,7 @@ import yaml
 from tellapart import cli
 
 RECIPES = Path(__file__).parents[1] / "recipes"
-VERBS = ("demo", "prepare", "inspect", "train", "caption", "evaluate", "self-retrieval", "compare", "recipes")
+VERBS = ("demo", "prepare", "inspect", "train", "caption", "evaluate", "self-retrieval", "compare", "study", "recipes")
 HEAVY = ("torch", "numpy", "PIL", "pydantic", "yaml", "onnxruntime", "matplotlib")
 
 
@@ -297,3 +297,15 @@ def test_caption_files_that_are_wrong(run: Run, data: Path, tmp_path: Path, cont
     path = tmp_path / "captions.jsonl"
     path.write_text(content, encoding="utf-8")
     assert re.search(rf"captions\.jsonl: .*{told}", mistake(run("evaluate", path, "--data", data)))
+
+
+def test_studies_are_listed_and_their_mistakes_told(run: Run) -> None:
+    listed = run("study")
+    assert listed.status == 0
+    assert "cl-table4        CL against its parts and its rivals" in listed.out
+    unknown = run("study", "cl-table44")
+    assert unknown.status == 2
+    assert "there is no study 'cl-table44'; did you mean 'cl-table4'" in unknown.err
+    unnamed = run("study", "cl-table4", "--use", "adaptive-mle")
+    assert unnamed.status == 2
+    assert "name it as MODEL=RUN" in unnamed.err

@@ -141,7 +141,11 @@ def _markdown(headings: list[str], rows: list[list[str]]) -> list[str]:
 
 def _contrasted(result: Result) -> list[Row]:
     """The models that CL trained in full, whose captions are shown beside those they started from."""
-    return [row for row in result.rows if row.model.reference is not None and len(row.model.changes) != 1]
+
+    def whole(row: Row) -> bool:
+        return not any(change.startswith("objective.") for change in row.model.changes)
+
+    return [row for row in result.rows if row.model.reference is not None and whole(row)]
 
 
 def _root_row(result: Result, row: Row) -> Row:
