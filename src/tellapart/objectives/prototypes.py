@@ -1,0 +1,201 @@
+"""Prototype-guided classification (PGC) of CODER (sec. 3.4): clusters of instances are the classes of concepts."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from tellapart.errors import RecipeError
+
+
+class Clusters(NamedTuple):
+    """What `spherical_kmeans` found.
+
+    Attributes:
+        centres: unit vectors `[K, width]`.
+        labels: the cluster of each point, `[N]`.
+        similarity: the mean cosine of a point with its centre, which every iteration raises.
+        iterations: how many were made.
+    """
+
+    centres: torch.Tensor
+    labels: torch.Tensor
+    similarity: float
+    iterations: int
+
+
+@torch.no_grad()
+def nearest_centres(
+    points: torch.Tensor, centres: torch.Tensor, chunk: int = 4096
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The most similar centre of each point and its cosine, `[N]` each; the first of equals.
+
+    The memory is `chunk × K`.
+
+    >>> nearest_centres(torch.tensor([[3.0, 0.0], [0.0, 2.0]]), torch.tensor([[0.0, 1.0], [1.0, 0.0]]))
+    (tensor([1, 0]), tensor([1., 1.]))
+    """
+    unit = functional.normalize(centres.float(), dim=1)
+    labels = torch.empty(len(points), dtype=torch.long, device=points.device)
+    cosines = torch.empty(len(points), device=points.device)
+    for start in range(0, len(points), chunk):
+        similarity = functional.normalize(points[start : start + chunk].float(), dim=1) @ unit.T
+        best = similarity.argmax(dim=1)
+        labels[start : start + chunk] = best
+        cosines[start : start + chunk] = similarity.gather(1, best[:, None]).squeeze(1)
+    return labels, cosines
+
+
+@torch.no_grad()
+def spherical_kmeans(
+    points: torch.Tensor,
+    clusters: int,
+    centres: torch.Tensor | None = None,
+    iterations: int = 20,
+    seed: int = 0,
+    chunk: int = 4096,
+) -> Clusters:
+    """K-means by the cosine: exact, and the same for the same points in the same order.
+
+    Alternately, every point joins its most similar centre and every centre becomes the direction of the sum of its
+    points. A cluster left empty takes the point that its own centre fits worst. It ends when nothing changes.
+
+    Args:
+        points: `[N, width]`; only their directions matter.
+        clusters: K, at most N.
+        centres: where to start, `[K, width]`, for instance those of the epoch before: cluster k then stays the one
+            that a classifier knows as k. By default K distinct points are drawn by `seed`.
+        iterations: at most this many.
+        seed: for the draw.
+        chunk: points compared at a time.
+
+    Example:
+        >>> points = torch.tensor([[1.0, 0.1], [1.0, -0.1], [0.1, 1.0], [-0.1, 1.0]])
+        >>> spherical_kmeans(points, 2, centres=torch.tensor([[0.0, 1.0], [1.0, 0.0]])).labels
+        tensor([1, 1, 0, 0])
+    """
+    if not 1 <= clusters <= len(points):
+        raise RecipeError(f"{len(points)} pairs cannot form {clusters} clusters; set between 1 and {len(points)}")
+    if centres is not None and centres.shape != (clusters, points.shape[1]):
+        raise ValueError(f"centres {list(centres.shape)} are no start for {clusters} clusters of {points.shape[1]}")
+    points = functional.normalize(points.float(), dim=1)
+    if centres is None:
+        drawn = torch.randperm(len(points), generator=torch.Generator().manual_seed(seed))[:clusters]
+        centres = points[drawn.to(points.device)]
+    centres = functional.normalize(centres.to(points), dim=1)
+    labels, cosines = _join(points, centres, chunk)
+    made, changed = 0, True
+    while changed and made < iterations:
+        centres = _directions(points, labels, centres, chunk)
+        before = labels
+        labels, cosines = _join(points, centres, chunk)
+        made, changed = made + 1, not torch.equal(labels, before)
+    return Clusters(centres, labels, cosines.mean().item(), made)
+
+
+def _join(points: torch.Tensor, centres: torch.Tensor, chunk: int) -> tuple[torch.Tensor, torch.Tensor]:
+    labels, cosines = nearest_centres(points, centres, chunk)
+    return _fill_empty(labels, cosines, len(centres)), cosines
+
+
+def _directions(points: torch.Tensor, labels: torch.Tensor, centres: torch.Tensor, chunk: int) -> torch.Tensor:
+    """The direction of each cluster's sum; a sum of zero has none and leaves the centre where it is.
+
+    The sums are made on the CPU and in float64: there the order of additions is fixed, on a GPU it is not.
+    """
+    sums = torch.zeros(centres.shape, dtype=torch.float64)
+    for start in range(0, len(points), chunk):
+        part = slice(start, start + chunk)
+        sums.index_add_(0, labels[part].cpu(), points[part].cpu().double())
+    lengths = sums.norm(dim=1, keepdim=True)
+    moved = (sums / lengths.clamp(min=1e-12)).to(centres)
+    return torch.where((lengths > 1e-6).to(centres.device), moved, centres)
+
+
+def _fill_empty(labels: torch.Tensor, cosines: torch.Tensor, clusters: int) -> torch.Tensor:
+    """Labels in which every empty cluster, in order, has the worst fitted point of a cluster that can spare one."""
+    sizes = torch.bincount(labels, minlength=clusters).tolist()
+    empty = [cluster for cluster, size in enumerate(sizes) if size == 0]
+    if not empty:
+        return labels
+    filled = labels.clone()
+    worst_first = iter(torch.argsort(cosines, stable=True).tolist())
+    owner = labels.tolist()
+    for cluster in empty:
+        point = next(point for point in worst_first if sizes[owner[point]] > 1)
+        sizes[owner[point]] -= 1
+        filled[point] = cluster
+    return filled
+
+
+def prototype_loss(image_logits: torch.Tensor, text_logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """PGC of each pair, eq. 7, `[P]`: −log softmax(P^C v^C)_z − log softmax(P^C w^C)_z.
+
+    Args:
+        image_logits: P^C v^C, `[P, K]`.
+        text_logits: P^C w^C, `[P, K]`.
+        labels: z, the cluster of each pair, `[P]`.
+
+    Example:
+        >>> prototype_loss(torch.zeros(1, 2), torch.zeros(1, 2), torch.tensor([1]))   # 2 ln 2
+        tensor([1.3863])
+    """
+    of_image, of_text = (
+        functional.cross_entropy(logits.float(), labels, reduction="none") for logits in (image_logits, text_logits)
+    )
+    return of_image + of_text
+
+
+class Prototypes(nn.Module):
+    """Clusters of pairs by their instance-level embeddings, and the classifier that finds them from concept-level ones.
+
+    The sum v^I + w^I of a pair says what it shows in detail; its cluster is the prototype of what is like it. That the
+    concept-level descriptors of both modalities predict it, through one matrix P^C, carries semantics from one branch
+    to the other. See `prototype_loss` for the equation.
+
+    The centres are a persistent buffer, and clustering starts from those of the epoch before: ids keep their meaning
+    for the classifier, also in a training that resumes.
+
+    Args:
+        clusters: K; some 15 pairs a cluster.
+        instance_width: of v^I + w^I.
+        concept_width: of v^C and w^C.
+
+    Example:
+        >>> prototypes = Prototypes(clusters=2, instance_width=2, concept_width=3)
+        >>> prototypes.cluster(torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]])).iterations > 0
+        True
+        >>> labels = prototypes.labels(torch.tensor([[2.0, 0.0]]))
+        >>> prototypes(torch.zeros(1, 3), torch.zeros(1, 3), labels).shape
+        torch.Size([1])
+    """
+
+    def __init__(self, clusters: int, instance_width: int, concept_width: int) -> None:
+        super().__init__()
+        self.classifier = nn.Linear(concept_width, clusters, bias=False)
+        self.register_buffer("centres", torch.zeros(clusters, instance_width))
+        self.register_buffer("clustered", torch.zeros((), dtype=torch.bool))
+        self.centres: torch.Tensor
+        self.clustered: torch.Tensor
+
+    def cluster(self, points: torch.Tensor, iterations: int = 20, seed: int = 0) -> Clusters:
+        """Cluster v^I + w^I of all pairs `[N, width]`, from the present centres if there are any, and keep the centres.
+
+        Every process must be given all points, in the same order.
+        """
+        start = self.centres if self.clustered else None
+        found = spherical_kmeans(points, len(self.centres), start, iterations, seed)
+        self.centres.copy_(found.centres)
+        self.clustered.fill_(True)
+        return found
+
+    def labels(self, points: torch.Tensor) -> torch.Tensor:
+        """z: the prototypes of pairs by v^I + w^I, `[P]`."""
+        return nearest_centres(points, self.centres)[0]
+
+    def forward(self, image_concepts: torch.Tensor, text_concepts: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """L_PGC of each pair, `[P]`, from v^C and w^C `[P, width]`."""
+        return prototype_loss(self.classifier(image_concepts), self.classifier(text_concepts), labels)

@@ -1,0 +1,155 @@
+"""From concepts that occur together to concept-level descriptors (CODER sec. 3.2, after CVSE and ML-GCN)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+
+def conditional_probabilities(captions: Iterable[Sequence[int]], concepts: int) -> torch.Tensor:
+    """P(j | i): how many of the captions that mention concept i mention j too, `[g, g]`; the diagonal is 0.
+
+    Args:
+        captions: the rows of the concepts in each training caption, each once, as from `concepts_in`.
+        concepts: g.
+
+    Example:
+        >>> conditional_probabilities([[0, 1], [0]], 2)
+        tensor([[0.0000, 0.5000],
+                [1.0000, 0.0000]])
+    """
+    together = torch.zeros(concepts, concepts, dtype=torch.float64)
+    for mentioned in captions:
+        rows = torch.tensor(mentioned, dtype=torch.long)
+        together[rows[:, None], rows] += 1
+    alone = together.diagonal().clone()
+    return (together.fill_diagonal_(0) / alone.clamp(min=1)[:, None]).float()
+
+
+def concept_adjacency(
+    probabilities: torch.Tensor,
+    base: float = 5.0,
+    shift: float = 0.02,
+    threshold: float = 0.3,
+    neighbours: float = 0.25,
+) -> torch.Tensor:
+    """The matrix that a graph convolution multiplies with, `[g, g]`.
+
+    ::
+
+        B  = s^(P−u) − s^(−u)                      rescaled: rare concepts say less by chance
+        G  = 1 where B ≥ t, else 0                 edges
+        A  = p · G / column sum of G + I           all neighbours together weigh p, the concept itself 1
+        Â  = D^(−1/2) Aᵀ D^(−1/2),  D = row sums of A
+
+    Transposed as in the authors' code: a concept is told by those that make it likely.
+
+    Args:
+        probabilities: P, from `conditional_probabilities`.
+        base: s.
+        shift: u.
+        threshold: t.
+        neighbours: p, against over-smoothing.
+
+    Example:
+        >>> concept_adjacency(torch.zeros(2, 2))   # nothing occurs together
+        tensor([[1., 0.],
+                [0., 1.]])
+    """
+    rescaled = torch.pow(base, probabilities - shift) - math.pow(base, -shift)
+    edges = (rescaled >= threshold).float().fill_diagonal_(0)
+    weighted = neighbours * edges / edges.sum(dim=0, keepdim=True).clamp(min=1)
+    weighted = weighted + torch.eye(len(edges), device=edges.device)
+    scale = weighted.sum(dim=1).rsqrt()
+    return scale[:, None] * weighted.T * scale
+
+
+class ConceptGraph(nn.Module):
+    """Concept representations y_1 … y_g: word vectors that two graph convolutions mix with those of related concepts.
+
+    ::
+
+        Y = L2(Â · LeakyReLU(Â X W₁) · W₂)
+
+    Args:
+        adjacency: Â, from `concept_adjacency`, `[g, g]`; a persistent buffer.
+        width: F, of the representations.
+        hidden: of the layer between.
+        vectors: X, word vectors of the concepts `[g, word width]`, where training starts; random by default.
+        vector_width: of random ones.
+
+    Example:
+        >>> ConceptGraph(torch.eye(4), width=8)().shape
+        torch.Size([4, 8])
+    """
+
+    def __init__(
+        self,
+        adjacency: torch.Tensor,
+        width: int,
+        hidden: int = 512,
+        vectors: torch.Tensor | None = None,
+        vector_width: int = 300,
+    ) -> None:
+        super().__init__()
+        if vectors is None:
+            vectors = torch.randn(len(adjacency), vector_width) / vector_width**0.5
+        if len(vectors) != len(adjacency) or adjacency.shape[0] != adjacency.shape[1]:
+            raise ValueError(
+                f"word vectors {list(vectors.shape)} do not fit an adjacency of {list(adjacency.shape)}; "
+                "give one vector for each concept"
+            )
+        self.register_buffer("adjacency", adjacency.detach().clone().float())
+        self.adjacency: torch.Tensor
+        self.vectors = nn.Parameter(vectors.detach().clone().float())
+        self.first = nn.Linear(vectors.shape[1], hidden, bias=False)
+        self.second = nn.Linear(hidden, width, bias=False)
+
+    def forward(self) -> torch.Tensor:
+        """Y, unit vectors `[g, width]`."""
+        hidden = functional.leaky_relu(self.adjacency @ self.first(self.vectors), 0.2)
+        return functional.normalize(self.adjacency @ self.second(hidden), dim=-1)
+
+
+class ConceptQuery(nn.Module):
+    """What an image or a text is in terms of concepts, eq. 2: a mixture of concept representations.
+
+    ::
+
+        a_i = softmax_i(λ qᵀ W y_i),   c = Σ_i a_i y_i
+
+    Each modality has its own W; the representations are shared, so that both describe themselves in the same terms. No
+    concept labels are asked for: what an image shows is read from its query alone.
+
+    Args:
+        width: F, of queries and representations.
+        smoothness: λ: the higher, the fewer concepts count.
+
+    Example:
+        >>> query = ConceptQuery(width=8)
+        >>> query(torch.randn(2, 8), torch.randn(5, 8)).shape
+        torch.Size([2, 8])
+    """
+
+    def __init__(self, width: int, smoothness: float = 10.0) -> None:
+        super().__init__()
+        self.smoothness = smoothness
+        self.weight = nn.Parameter(torch.empty(width, width))
+        nn.init.xavier_uniform_(self.weight)
+
+    def attention(self, queries: torch.Tensor, concepts: torch.Tensor) -> torch.Tensor:
+        """a: how much each concept counts, `[rows, g]`, in float32."""
+        return (self.smoothness * (queries @ self.weight @ concepts.T).float()).softmax(dim=-1)
+
+    def forward(self, queries: torch.Tensor, concepts: torch.Tensor) -> torch.Tensor:
+        """c: concept-level descriptors, `[rows, width]`, not normalised.
+
+        Args:
+            queries: q, unit vectors `[rows, width]`.
+            concepts: Y, from `ConceptGraph`, `[g, width]`.
+        """
+        return self.attention(queries, concepts).to(concepts.dtype) @ concepts
