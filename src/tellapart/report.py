@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Iterable
-from importlib.resources import files
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from tellapart.data.images import load_image
+from tellapart.data.records import Dataset
 from tellapart.evaluation.compare import Comparison, Row
 from tellapart.files import read_jsonl, write_json, write_text
 from tellapart.metrics import PairedDifference
@@ -19,12 +21,7 @@ from tellapart.metrics import PairedDifference
 COLUMNS = [  # figure, heading, what it means, how it is printed
     ("self_retrieval_R@1", "Finds its image", "share of captions that rank their own image first of all", "percent"),
     ("self_retrieval_mean_rank", "Mean rank", "mean rank of the own image; 1 is best", "number"),
-    (
-        "under_judge_R@1",
-        "… ranked by the first",
-        "the same when the first row's model ranks",
-        "percent",
-    ),
+    ("under_judge_R@1", "… ranked by {judge}", "the same when {judge} ranks", "percent"),
     ("CIDEr", "CIDEr", "CIDEr-D: agreement with what people wrote", "figure"),
     ("Bleu_4", "BLEU-4", "agreement with what people wrote", "figure"),
     ("distinct", "Distinct", "share of captions that differ from all others", "percent"),
@@ -41,28 +38,26 @@ def write_report(comparison: Comparison, folder: str | Path) -> Path:
     """Write `report.html` and `comparison.json` into a folder; gives the page's path."""
     folder = Path(folder)
     write_json(folder / "comparison.json", comparison.to_json())
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters["shown"] = shown
-    page = environment.from_string(files("tellapart").joinpath("page/report.html").read_text(encoding="utf-8"))
-    pictures = _Pictures(comparison)
+    pictures = Pictures(comparison.prepared.dataset)
     first, last = comparison.rows[0], comparison.rows[-1]
-    text = page.render(
+    text = render(
+        "report.html",
         data=comparison.prepared.dataset.name,
         images=len(last.under_judge),
         captioned=len(comparison.records),
         chance=1 / len(last.under_judge),
-        columns=COLUMNS,
+        columns=_columns(comparison),
         rows=[(row.label, row.figures()) for row in comparison.rows],
         control=comparison.control,
         first=first.label,
         last=last.label,
         differences=_difference_rows(comparison),
         headline=comparison.differences["self_retrieval_R@1"],
-        gained=_cards(comparison, pictures, gained=True),
-        lost=_cards(comparison, pictures, gained=False),
+        gained=cards(comparison, pictures, gained=True),
+        lost=cards(comparison, pictures, gained=False),
         families=_families(comparison, pictures),
         queries=_queries(comparison, pictures),
-        curves=_curves(comparison),
+        curves=curves({row.label: read_jsonl(row.run.folder / "metrics.jsonl") for row in comparison.rows}),
         made_from=[(row.label, row.run.recipe) for row in comparison.rows],
     )
     path = folder / "report.html"
@@ -70,9 +65,30 @@ def write_report(comparison: Comparison, folder: str | Path) -> Path:
     return path
 
 
+def render(template: str, **values: Any) -> str:
+    """A page of the package's folder `page`, filled in; what it asks for must be given."""
+    environment = Environment(
+        loader=PackageLoader("tellapart", "page"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["shown"] = shown
+    return environment.get_template(template).render(**values)
+
+
+def _columns(comparison: Comparison) -> list[tuple[str, str, str, str]]:
+    """The table's columns, with the judge's name in them."""
+    return [
+        (figure, heading.format(judge=comparison.judge), meaning.format(judge=comparison.judge), kind)
+        for figure, heading, meaning, kind in COLUMNS
+    ]
+
+
 def comparison_table(comparison: Comparison) -> str:
     """The table as plain text, with the differences from the control below."""
-    headings = ["", *(heading for _, heading, _, _ in COLUMNS)]
+    headings = ["", *(heading for _, heading, _, _ in _columns(comparison))]
     lines = [headings]
     for row in comparison.rows:
         figures = row.figures()
@@ -98,8 +114,8 @@ def _difference_rows(comparison: Comparison) -> list[tuple[str, str, str]]:
     """Name, difference with its interval, and a verdict in words."""
     kinds = {
         "self_retrieval_R@1": ("finds its image", 100.0, " points", 1),
-        "under_judge_R@1": (f"finds its image under {comparison.rows[0].label}", 100.0, " points", 1),
-        "under_judge_rank": (f"mean rank under {comparison.rows[0].label}", 1.0, "", -1),
+        "under_judge_R@1": (f"finds its image under {comparison.judge}", 100.0, " points", 1),
+        "under_judge_rank": (f"mean rank under {comparison.judge}", 1.0, "", -1),
         "CIDEr": ("CIDEr", 1.0, "", 1),
     }
     rows = []
@@ -120,11 +136,11 @@ def _verdict(found: PairedDifference, better: int) -> str:
     return "significantly better" if found.difference * better > 0 else "significantly worse"
 
 
-class _Pictures:
-    """Pictures as data addresses, each read once."""
+class Pictures:
+    """Pictures of a data set as data addresses, each read once."""
 
-    def __init__(self, comparison: Comparison) -> None:
-        self.dataset = comparison.prepared.dataset
+    def __init__(self, dataset: Dataset) -> None:
+        self.dataset = dataset
         self._made: dict[str, str] = {}
 
     def __getitem__(self, id: str) -> str:
@@ -143,7 +159,7 @@ def _says(rows: Iterable[Row], position: int) -> list[dict[str, Any]]:
     return [{"label": label, "caption": item["caption"], "rank": item.get("rank")} for label, item in found]
 
 
-def _cards(comparison: Comparison, pictures: _Pictures, gained: bool) -> list[dict[str, Any]]:
+def cards(comparison: Comparison, pictures: Pictures, gained: bool) -> list[dict[str, Any]]:
     """Images whose rank changed most between the first and the last model; for losses, a few."""
     first, last = comparison.rows[0], comparison.rows[-1]
     ranks = first.evaluation.values("rank"), last.evaluation.values("rank")
@@ -153,7 +169,7 @@ def _cards(comparison: Comparison, pictures: _Pictures, gained: bool) -> list[di
     return [{"picture": pictures[ids[i]], "says": _says((first, last), i)} for i in chosen]
 
 
-def _families(comparison: Comparison, pictures: _Pictures) -> list[list[dict[str, Any]]]:
+def _families(comparison: Comparison, pictures: Pictures) -> list[list[dict[str, Any]]]:
     """Near-duplicates side by side: families where the last model tells most members apart that the first did not."""
     first, last = comparison.rows[0], comparison.rows[-1]
     judged = len(last.under_judge)
@@ -174,7 +190,7 @@ def _families(comparison: Comparison, pictures: _Pictures) -> list[list[dict[str
     ]
 
 
-def _queries(comparison: Comparison, pictures: _Pictures) -> list[list[dict[str, Any]]]:
+def _queries(comparison: Comparison, pictures: Pictures) -> list[list[dict[str, Any]]]:
     """For a few images: the caption of the first and of the last model, and the images each retrieves."""
     first, last = comparison.rows[0], comparison.rows[-1]
     gain = first.evaluation.values("rank") - last.evaluation.values("rank")
@@ -190,34 +206,59 @@ def _queries(comparison: Comparison, pictures: _Pictures) -> list[list[dict[str,
     return queries
 
 
-def _curves(comparison: Comparison) -> str:
-    """Loss curves, and G⁺ and G⁻ of contrastive runs, as inline SVG."""
-    import matplotlib
+def curves(journals: Mapping[str, list[dict[str, Any]]]) -> str:
+    """Loss curves of trainings, and G⁺ and G⁻ of contrastive ones, as inline SVG.
 
-    matplotlib.use("svg")
-    from matplotlib import pyplot
-
-    journals = {row.label: read_jsonl(row.run.folder / "metrics.jsonl") for row in comparison.rows}
+    Args:
+        journals: label -> the rows of its `metrics.jsonl`.
+    """
     contrastive = {label: rows for label, rows in journals.items() if rows and "log_ratio_positive" in rows[0]}
-    with pyplot.rc_context({"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "svg.hashsalt": "t"}):
-        panels = [*journals, *contrastive]
-        figure, axes = pyplot.subplots(1, len(panels), figsize=(2.9 * len(panels), 2.4), squeeze=False)
-        for axis, (label, rows) in zip(axes[0], journals.items(), strict=False):
+    with plotting() as pyplot:
+        panels = len(journals) + len(contrastive)
+        columns = min(4, panels)
+        lines = -(-panels // columns)
+        figure, axes = pyplot.subplots(lines, columns, figsize=(2.9 * columns, 2.4 * lines), squeeze=False)
+        places = iter(axes.ravel())
+        for label, rows in journals.items():
+            axis = next(places)
             for split, style in (("train", "-"), ("val", "o--")):
                 points = [(row["step"], row["loss"]) for row in rows if row["split"] == split]
                 axis.plot(*zip(*points, strict=True), style, markersize=3, linewidth=1.4, label=split)
             axis.set_title(f"{label}: loss")
-        for axis, (label, rows) in zip(axes[0][len(journals) :], contrastive.items(), strict=True):
+        for label, rows in contrastive.items():
+            axis = next(places)
             logged = [row for row in rows if row["split"] == "train"]
             steps = [row["step"] for row in logged]
             axis.plot(steps, [row["log_ratio_positive"] for row in logged], label="true pairs, G⁺")
             axis.plot(steps, [row["log_ratio_negative"] for row in logged], label="mismatched, G⁻")
             axis.set_title(f"{label}: log ratio to reference")
-        for axis in axes[0]:
+        for axis in axes.ravel()[:panels]:
             axis.legend(frameon=False, fontsize=8)
             axis.set_xlabel("step")
-        figure.tight_layout()
-        buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", metadata={"Date": None})
-        pyplot.close(figure)
+        for axis in places:
+            axis.set_visible(False)
+        return as_svg(figure)
+
+
+@contextmanager
+def plotting() -> Iterator[ModuleType]:
+    """matplotlib's pyplot, drawing SVG in the pages' style."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    style: dict[Any, Any] = {"font.size": 9, "axes.titlesize": 9, "svg.hashsalt": "t"}
+    with pyplot.rc_context({**style, "axes.spines.top": False, "axes.spines.right": False}):
+        yield pyplot
+
+
+def as_svg(figure: Any) -> str:
+    """A figure as SVG to stand in a page; the figure is closed."""
+    from matplotlib import pyplot
+
+    figure.tight_layout()
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None})
+    pyplot.close(figure)
     return buffer.getvalue()[buffer.getvalue().index("<svg") :]
