@@ -14,12 +14,12 @@ from PIL import Image
 
 from tellapart import captioning, registry
 from tellapart.captioners.adaptive import AdaptiveAttention, AdaptiveAttentionSettings
-from tellapart.captioners.folder import load_captioner, write_model
 from tellapart.captioning import caption
 from tellapart.cli import main
 from tellapart.data.images import load_image
 from tellapart.encoders.images import EncoderIdentity, open_encoder
 from tellapart.errors import DataError, RecipeError, RunError, StoreError
+from tellapart.models import load_captioner, write_model
 from tellapart.recipe import DecodingSettings
 from tellapart.text import Vocabulary
 

@@ -16,7 +16,10 @@ import yaml
 from tellapart import cli
 
 RECIPES = Path(__file__).parents[1] / "recipes"
-VERBS = ("demo", "prepare", "inspect", "train", "caption", "evaluate", "self-retrieval", "compare", "study", "recipes")
+VERBS = (
+    *("demo", "prepare", "inspect", "train", "caption", "evaluate", "evaluate-retrieval", "self-retrieval", "compare"),
+    *("study", "recipes"),
+)
 HEAVY = ("torch", "numpy", "PIL", "pydantic", "yaml", "onnxruntime", "matplotlib")
 
 
@@ -134,6 +137,7 @@ def mistake(result: Result) -> str:
         (["compare", "runs/one", "b=runs/two", "--control", "b"], r"'runs/one': name each run as LABEL=FOLDER"),
         (["compare", "=runs/one", "b=runs/two", "--control", "b"], r"'=runs/one': name each run as LABEL=FOLDER"),
         (["compare", "a=runs/one", "b=runs/two", "--control", "b"], r"runs/one: this is no run folder"),
+        (["evaluate-retrieval", "pictures"], r"pictures: this is no run folder"),
         (["demo", "--budget", "smok"], r"there is no budget 'smok'; did you mean 'smoke'\?"),
     ],
 )

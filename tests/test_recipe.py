@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from tellapart.errors import RecipeError
+from tellapart.files import digest_of
 from tellapart.recipe import Recipe
 
 RECIPES = Path(__file__).parents[1] / "recipes"
@@ -90,7 +91,7 @@ def test_shipped_recipes_load_and_round_trip(path: Path, tmp_path: Path) -> None
     again.write_text(recipe.to_yaml(), encoding="utf-8")
     assert Recipe.load(again) == recipe
     assert Recipe.load(again).digest == recipe.digest
-    for kind in ("captioner", "objective"):
+    for kind in (recipe.trains, "objective"):
         cls, settings = recipe.component(kind)
         assert {"name": cls.name, **settings.model_dump(mode="json")} == getattr(recipe, kind)
 
@@ -235,9 +236,81 @@ def test_mistakes_across_settings_of_an_objective(write: Write) -> None:
     assert mistakes(path) == ["objective: keep the positive term, the negative term, or both"]
 
 
-@pytest.mark.parametrize("key", ["name", "data", "captioner", "objective", "training"])
+@pytest.mark.parametrize("key", ["name", "data", "objective", "training"])
 def test_a_missing_section(write: Write, key: str) -> None:
     assert mistakes(write(leave_out=(key,))) == [f"{key}: this key is missing"]
+
+
+# --- what is trained ------------------------------------------------------------------------------------------------
+
+
+def test_a_recipe_trains_a_captioner_or_a_retriever(write: Write) -> None:
+    ranking = {"retriever": {"name": "ranking"}, "objective": {"name": "ranking-hinge"}}
+    recipe = Recipe.load(write(leave_out=("captioner",), **ranking))
+    assert recipe.trains == "retriever"
+    assert recipe.captioner is None
+    assert recipe.component("retriever")[1].embedding == 1000
+    assert Recipe.load(write()).trains == "captioner"
+    (told,) = mistakes(write(leave_out=("captioner",)))
+    assert told.startswith("captioner: this key is missing; a recipe trains a captioner or")
+    assert mistakes(write(**ranking))[0].startswith("captioner, retriever: a recipe trains one of them")
+    assert mistakes(write(leave_out=("captioner",), retriever={"name": "rank"}, objective=ranking["objective"])) == [
+        "retriever.name: there is no retriever 'rank'; did you mean 'ranking'?"
+    ]
+
+
+def test_an_objective_for_the_other_kind(write: Write) -> None:
+    (told,) = mistakes(write(objective={"name": "ranking-hinge"}))
+    assert told.startswith("objective.name: ranking-hinge trains a retriever, and this recipe has a captioner; choose")
+    (told,) = mistakes(write(leave_out=("captioner",), retriever={"name": "ranking"}))
+    assert told.startswith("objective.name: likelihood trains a captioner, and this recipe has a retriever; choose")
+    (told,) = mistakes(write(objective={"name": "composed", "parts": {"ranking-hinge": {}}}))
+    assert told.startswith("objective.parts: ranking-hinge: trains a retriever and cannot be composed")
+
+
+def test_validation_for_the_other_kind(write: Write) -> None:
+    (told,) = mistakes(write(), "training.validate_retrieval=true")
+    assert told.startswith("training.validate_retrieval: a captioner is trained")
+    path = write(leave_out=("captioner",), retriever={"name": "ranking"}, objective={"name": "ranking-hinge"})
+    (told,) = mistakes(path, "training.validate_captions=5")
+    assert told.startswith("training.validate_captions: a retriever is trained")
+
+
+def test_a_retriever_that_starts_from_another(write: Write) -> None:
+    ranking = {"retriever": {"name": "ranking", "hidden": 32}, "objective": {"name": "ranking-hinge"}}
+    write(leave_out=("captioner",), **ranking)
+    child = {key: value for key, value in CHILD.items() if key not in ("captioner", "reference")}
+    path = write("child", child, objective=ranking["objective"], retriever={"reading": "dot"})
+    found = Recipe.load(path).retriever
+    assert found is not None
+    assert (found["hidden"], found["reading"]) == (32, "dot")
+
+
+def test_frozen_words_need_a_file(write: Write) -> None:
+    path = write(
+        leave_out=("captioner",),
+        retriever={"name": "ranking", "freeze_words": True},
+        objective={"name": "ranking-hinge"},
+    )
+    assert mistakes(path)[0].startswith("retriever: freeze_words keeps the vectors of word_vectors; name that file")
+
+
+def test_keys_that_came_later_leave_old_names_as_they_are(write: Write) -> None:
+    """Runs made before a key existed are found again: its default is not in the name, anything else is."""
+    recipe = Recipe.load(write())
+    content = recipe.resolved()
+    for key in ("name", "description", "budget", "start", "reference", "decoding", "retriever"):
+        del content[key]
+    for key in ("prepared", "source", "max_skipped"):
+        del content["data"][key]
+    del content["training"]["validate_retrieval"]
+    assert recipe.digest == digest_of(content)
+    path = write(leave_out=("captioner",), retriever={"name": "ranking"}, objective={"name": "ranking-hinge"})
+    digests = [
+        Recipe.load(path, changed).digest
+        for changed in ([], ["training.validate_retrieval=true"], ["retriever.reading=dot"])
+    ]
+    assert len(set(digests)) == 3
 
 
 def test_a_missing_key(write: Write) -> None:
@@ -478,5 +551,5 @@ def test_mistakes_in_budgets(write: Write, budgets: Any, told: str) -> None:
 def test_every_shipped_recipe_can_be_built_at_every_budget(path: Path) -> None:
     for budget in ("smoke", "laptop", "paper"):
         recipe = Recipe.load(path, budget=budget)
-        assert recipe.component("captioner")
+        assert recipe.component(recipe.trains)
         assert recipe.component("objective")

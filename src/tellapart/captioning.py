@@ -11,7 +11,6 @@ import torch
 from PIL import Image
 
 from tellapart.captioners.base import Captioner
-from tellapart.captioners.folder import load_captioner
 from tellapart.data.images import load_image
 from tellapart.data.prepare import prepare
 from tellapart.data.readers import read_folder
@@ -21,6 +20,7 @@ from tellapart.decoding.search import BLOCK, decode, decode_store
 from tellapart.encoders.images import accelerator
 from tellapart.errors import DataError, StoreError
 from tellapart.files import digest_of
+from tellapart.models import load_captioner
 from tellapart.recipe import DataSettings, DecodingSettings, Recipe
 
 

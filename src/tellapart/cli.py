@@ -221,13 +221,46 @@ def evaluate(
     print(table(evaluate_captions(what, data, split, against, out)))
 
 
+@app.command("evaluate-retrieval")
+def evaluate_retrieval(
+    run: Annotated[Path, typer.Argument(help="A retriever's run folder.")],
+    split: Annotated[str, typer.Option(help="The images to measure on.")] = "test",
+    folds: Annotated[
+        int | None, typer.Option(min=1, help="Also the means over so many folds (COCO's 1K: 5 of its 5,000 images).")
+    ] = None,
+    against: Annotated[Path | None, typer.Option(help="Another retriever's run, for paired differences.")] = None,
+    gallery: Annotated[
+        bool, typer.Option("--gallery", help="Also write gallery.html: a few queries, with pictures.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for retrieval.json, the ranks and the gallery; by default RUN.")
+    ] = None,
+) -> None:
+    """Let images find their captions and captions their images: R@1, R@5, R@10, ranks and R@sum."""
+    from tellapart.data.prepare import prepare as prepare_data
+    from tellapart.engine.run import open_run
+    from tellapart.evaluation import evaluate_retrieval as retrieval
+    from tellapart.gallery import write_gallery
+
+    opened = open_run(run)
+    measured = retrieval.evaluate_retrieval(opened, split, folds, out)
+    print(retrieval.table(measured))
+    if against is not None:
+        control = retrieval.evaluate_retrieval(open_run(against), split, folds)
+        differences = retrieval.compare_retrieval(measured, control, prepare_data(opened.recipe.data))
+        print(retrieval.difference_table(differences, run.name, against.name))
+    print(f"\n{write_gallery(opened, measured) if gallery else measured.folder}")
+
+
 @app.command("self-retrieval")
 def self_retrieval(
     run: Annotated[Path, typer.Argument(help="A run folder: who wrote the captions.")],
     captions: Annotated[
         Path | None, typer.Option(help="A file of captions to rank instead (JSON, JSONL, COCO results).")
     ] = None,
-    under: Annotated[Path | None, typer.Option(help="Another run that ranks the captions; by default RUN.")] = None,
+    under: Annotated[
+        Path | None, typer.Option(help="Another run that ranks the captions, a captioner's or a retriever's.")
+    ] = None,
     split: Annotated[str, typer.Option(help="The images to rank.")] = "test",
     images: Annotated[int | None, typer.Option(min=1, help="Only the first so many.")] = None,
     part: Annotated[str, typer.Option(help="Rank only this part, e.g. 2/4; other processes do the others.")] = "1/1",
@@ -235,7 +268,10 @@ def self_retrieval(
         Path | None, typer.Option(help="Folder for ranks.jsonl and self_retrieval.json; by default RUN/self-retrieval.")
     ] = None,
 ) -> None:
-    """Let each caption look for its own image among all, by p(caption | image); the same command continues."""
+    """Let each caption look for its own image among all, by p(caption | image) or a retriever's similarity.
+
+    The same command continues.
+    """
     from tellapart.data.features import Part
     from tellapart.engine.run import open_run
     from tellapart.evaluation.rank_run import rank_run
@@ -251,10 +287,13 @@ def self_retrieval(
 
 @app.command()
 def compare(
-    runs: Annotated[list[str], typer.Argument(help="LABEL=RUN, at least two; the first judges, the last is compared.")],
+    runs: Annotated[list[str], typer.Argument(help="LABEL=RUN, at least two; the last is compared.")],
     control: Annotated[str, typer.Option(help="Label of the run that the last one is compared with.")],
     out: Annotated[Path, typer.Option(help="Folder for report.html and comparison.json.")] = Path("comparison"),
     split: Annotated[str, typer.Option(help="The images to measure on.")] = "test",
+    under: Annotated[
+        Path | None, typer.Option(help="The run that judges all captions, e.g. a retriever's; by default the first.")
+    ] = None,
     retrieval_images: LimitOption = None,
 ) -> None:
     """Put runs side by side: a table, paired significance against a control, and a report with pictures."""
@@ -270,7 +309,8 @@ def compare(
         if label in opened:
             raise TellapartError(f"'{named}': '{label}' names two runs; give each a label of its own")
         opened[label] = open_run(Path(folder))
-    comparison = compare_runs(opened, control, split, retrieval_images)
+    judge = None if under is None else open_run(under)
+    comparison = compare_runs(opened, control, split, retrieval_images, judge)
     print(comparison_table(comparison))
     print(f"\n{write_report(comparison, out)}")
 

@@ -22,6 +22,10 @@ from tellapart.errors import RecipeError, did_you_mean
 from tellapart.files import digest_of
 
 BUDGETS = ("smoke", "laptop", "paper")
+# What a recipe can train: the sections of which it has exactly one.
+TRAINED = ("captioner", "retriever")
+# Keys that came after runs were named by their recipes: left out of the name while they have their default.
+ADDED_LATER: dict[str, Any] = {"retriever": None, "training.validate_retrieval": False}
 
 
 class Section(BaseModel):
@@ -91,6 +95,7 @@ class TrainingSettings(Section):
     keep_last: int = Field(1, ge=1, description="so many of the newest checkpoints stay on the disk")
     validate_every: int | None = Field(None, ge=1, description="steps; null: every epoch")
     validate_captions: int = Field(0, ge=0, description="so many validation images are captioned and scored each time")
+    validate_retrieval: bool = Field(False, description="a retriever ranks the validation split each time: R@k, R@sum")
     monitor: str = Field("loss", description="the validation figure that says which checkpoint is best, e.g. CIDEr")
     monitor_best: Literal["lowest", "highest"] | None = Field(None, description="which is best; null: the lowest loss")
     patience: int | None = Field(None, ge=1, description="stop after so many validations without a better figure")
@@ -181,7 +186,8 @@ class Recipe(Section):
     budget: Literal["smoke", "laptop", "paper"] = "laptop"
     seed: int = Field(0, ge=0)
     data: DataSettings
-    captioner: dict[str, Any]
+    captioner: dict[str, Any] | None = None
+    retriever: dict[str, Any] | None = None
     objective: dict[str, Any]
     start: Upstream | None = Field(None, description="the target's first weights")
     reference: Upstream | None = Field(None, description="the frozen captioner the target is compared with")
@@ -193,8 +199,8 @@ class Recipe(Section):
     def load(cls, path: str | Path, overrides: Sequence[str] = (), budget: str | None = None) -> Recipe:
         """Read a recipe file, apply its budget and overrides; every mistake is reported at once.
 
-        A recipe that starts from another takes that one's `data` and `captioner` for what it does not say itself;
-        a reference gives its `data`.
+        A recipe that starts from another takes that one's `data` and `captioner` or `retriever` for what it does not
+        say itself; a reference gives its `data`.
 
         Args:
             path: a recipe file or a run folder.
@@ -213,8 +219,9 @@ class Recipe(Section):
             recipe = cls.model_validate(content)
         except ValidationError as error:
             problems += _explain(error, cls, "")
+        problems += _what_is_trained(content)
         resolved = {}
-        for kind in ("captioner", "objective"):
+        for kind in (*TRAINED, "objective"):
             section = content.get(kind)
             if isinstance(section, dict):
                 try:
@@ -225,13 +232,23 @@ class Recipe(Section):
             objective, settings = recipe.model_copy(update=resolved).component("objective")
             if objective.needs(settings).reference and recipe.reference is None:
                 problems.append(f"reference.from: the {objective.name} objective needs a run or a recipe here")
+            if getattr(recipe, objective.trains) is None and getattr(recipe, recipe.trains) is not None:
+                problems.append(
+                    f"objective.name: {objective.name} trains a {objective.trains}, and this recipe has a "
+                    f"{recipe.trains}; choose another objective, or give a section '{objective.trains}' instead"
+                )
         if problems or recipe is None:
             listed = "".join(f"\n  - {problem}" for problem in problems)
             raise RecipeError(f"{where}: {len(problems)} mistake{'s' if len(problems) > 1 else ''} to mend:{listed}")
         return recipe.model_copy(update=resolved)
 
+    @property
+    def trains(self) -> str:
+        """What is trained: `captioner` or `retriever`."""
+        return "captioner" if self.retriever is None else "retriever"
+
     def component(self, kind: str) -> tuple[Any, Any]:
-        """The class and the settings of the captioner or the objective."""
+        """The class and the settings of the captioner, the retriever or the objective."""
         section = dict(getattr(self, kind))
         cls = registry.find(kind, section.pop("name"))
         return cls, cls.Settings(**section)
@@ -257,6 +274,13 @@ class Recipe(Section):
             del content["decoding"]
         for key in ("prepared", "source", "max_skipped"):
             del content["data"][key]
+        for dotted, default in ADDED_LATER.items():
+            *sections, key = dotted.split(".")
+            place = content
+            for section in sections:
+                place = place[section]
+            if place[key] == default:
+                del place[key]
         return digest_of(content)
 
 
@@ -285,7 +309,7 @@ def _content(path: Path, overrides: Sequence[str], budget: str | None, above: tu
     for override in overrides:
         _set(content, override)
     # A target that starts from a model is that model's architecture; the reference may be any other.
-    for role, sections in (("start", ("data", "captioner")), ("reference", ("data",))):
+    for role, sections in (("start", ("data", *TRAINED)), ("reference", ("data",))):
         section = content.get(role)
         if not isinstance(section, dict) or not isinstance(section.get("from"), str):
             continue
@@ -371,8 +395,22 @@ def _number(text: str) -> str | float:
         return text
 
 
+def _what_is_trained(content: dict[str, Any]) -> list[str]:
+    """Mistakes in the choice of what is trained, and in what belongs to the other kind."""
+    given = [kind for kind in TRAINED if content.get(kind) is not None]
+    if not given:
+        return ["captioner: this key is missing; a recipe trains a captioner or, with the key 'retriever', a retriever"]
+    if len(given) > 1:
+        return ["captioner, retriever: a recipe trains one of them, from a start of the same kind; leave the other out"]
+    training = content.get("training")
+    foreign = {"captioner": "validate_retrieval", "retriever": "validate_captions"}[given[0]]
+    if isinstance(training, dict) and training.get(foreign):
+        return [f"training.{foreign}: a {given[0]} is trained, which this is not for; leave it out"]
+    return []
+
+
 def _component(kind: str, section: dict[str, Any]) -> dict[str, Any]:
-    """A captioner's or objective's section with its defaults written out."""
+    """A captioner's, retriever's or objective's section with its defaults written out."""
     if not isinstance(section.get("name"), str):
         raise RecipeError(f"{kind}.name is missing; choose one of: {', '.join(registry.names(kind))}")
     try:

@@ -1,7 +1,7 @@
 """One explicit table: the name a recipe uses -> where its class lives.
 
 Nothing is imported until it is asked for, so `tellapart --help` stays instant and a name works whether or not
-its module was imported before. A new objective or captioner is one line here.
+its module was imported before. A new objective, captioner or retriever is one line here.
 """
 
 from __future__ import annotations
@@ -33,6 +33,9 @@ TABLE: dict[str, dict[str, str]] = {
         "hf-blip": "tellapart.captioners.huggingface:BlipCaptioner",
         "hf-git": "tellapart.captioners.huggingface:GitCaptioner",
     },
+    "retriever": {
+        "ranking": "tellapart.retrievers.ranking:Ranking",
+    },
     "objective": {
         "likelihood": "tellapart.objectives.likelihood:Likelihood",
         "contrastive": "tellapart.objectives.contrastive:Contrastive",
@@ -40,6 +43,7 @@ TABLE: dict[str, dict[str, str]] = {
         "contrastive-difference": "tellapart.objectives.difference:Difference",
         "introspective": "tellapart.objectives.introspective:Introspective",
         "adversarial": "tellapart.objectives.adversarial:Adversarial",
+        "ranking-hinge": "tellapart.objectives.ranking:RankingHinge",
         "composed": "tellapart.objectives.composed:Composed",
     },
 }

@@ -21,12 +21,7 @@ from tellapart.metrics import PairedDifference
 COLUMNS = [  # figure, heading, what it means, how it is printed
     ("self_retrieval_R@1", "Finds its image", "share of captions that rank their own image first of all", "percent"),
     ("self_retrieval_mean_rank", "Mean rank", "mean rank of the own image; 1 is best", "number"),
-    (
-        "under_judge_R@1",
-        "… ranked by the first",
-        "the same when the first row's model ranks",
-        "percent",
-    ),
+    ("under_judge_R@1", "… ranked by {judge}", "the same when {judge} ranks", "percent"),
     ("CIDEr", "CIDEr", "CIDEr-D: agreement with what people wrote", "figure"),
     ("Bleu_4", "BLEU-4", "agreement with what people wrote", "figure"),
     ("distinct", "Distinct", "share of captions that differ from all others", "percent"),
@@ -51,7 +46,7 @@ def write_report(comparison: Comparison, folder: str | Path) -> Path:
         images=len(last.under_judge),
         captioned=len(comparison.records),
         chance=1 / len(last.under_judge),
-        columns=COLUMNS,
+        columns=_columns(comparison),
         rows=[(row.label, row.figures()) for row in comparison.rows],
         control=comparison.control,
         first=first.label,
@@ -83,9 +78,17 @@ def render(template: str, **values: Any) -> str:
     return environment.get_template(template).render(**values)
 
 
+def _columns(comparison: Comparison) -> list[tuple[str, str, str, str]]:
+    """The table's columns, with the judge's name in them."""
+    return [
+        (figure, heading.format(judge=comparison.judge), meaning.format(judge=comparison.judge), kind)
+        for figure, heading, meaning, kind in COLUMNS
+    ]
+
+
 def comparison_table(comparison: Comparison) -> str:
     """The table as plain text, with the differences from the control below."""
-    headings = ["", *(heading for _, heading, _, _ in COLUMNS)]
+    headings = ["", *(heading for _, heading, _, _ in _columns(comparison))]
     lines = [headings]
     for row in comparison.rows:
         figures = row.figures()
@@ -111,8 +114,8 @@ def _difference_rows(comparison: Comparison) -> list[tuple[str, str, str]]:
     """Name, difference with its interval, and a verdict in words."""
     kinds = {
         "self_retrieval_R@1": ("finds its image", 100.0, " points", 1),
-        "under_judge_R@1": (f"finds its image under {comparison.rows[0].label}", 100.0, " points", 1),
-        "under_judge_rank": (f"mean rank under {comparison.rows[0].label}", 1.0, "", -1),
+        "under_judge_R@1": (f"finds its image under {comparison.judge}", 100.0, " points", 1),
+        "under_judge_rank": (f"mean rank under {comparison.judge}", 1.0, "", -1),
         "CIDEr": ("CIDEr", 1.0, "", 1),
     }
     rows = []

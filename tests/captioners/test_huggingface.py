@@ -18,7 +18,6 @@ from safetensors.torch import load_file, save_file
 from support import huggingface as tiny
 from support.huggingface import KINDS, make_folder, open_tower, tokenizers, transformers
 from tellapart.captioners.base import Captioner, words_before
-from tellapart.captioners.folder import load_captioner, write_model
 from tellapart.captioners.huggingface import GitCaptioner, HuggingFaceCaptioner, HuggingFaceSettings
 from tellapart.captioning import caption
 from tellapart.decoding.search import beam_search
@@ -26,6 +25,7 @@ from tellapart.encoders.huggingface import whole_model
 from tellapart.encoders.images import EncoderIdentity, open_encoder
 from tellapart.engine.run import run_recipe
 from tellapart.errors import MissingExtraError, RecipeError, RunError, StoreError
+from tellapart.models import load_captioner, write_model
 from tellapart.recipe import DataSettings, DecodingSettings, Recipe
 from tellapart.registry import find
 from tellapart.text import END, PAD, START, UNKNOWN

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,8 +10,8 @@ import pytest
 import torch
 
 from tellapart.captioners.adaptive import AdaptiveAttention
-from tellapart.captioners.folder import load_captioner, model_digest, write_model
 from tellapart.errors import RunError
+from tellapart.models import load_captioner, model_digest, write_model
 
 Make = Callable[..., AdaptiveAttention]
 
@@ -19,6 +20,14 @@ Make = Callable[..., AdaptiveAttention]
 def folder(make_captioner: Make, tmp_path: Path) -> Path:
     write_model(make_captioner(seed=3, dropout=0.2), tmp_path)
     return tmp_path
+
+
+def test_the_description_of_a_captioner_is_what_it_always_was(folder: Path) -> None:
+    """Folders of earlier versions are read, and earlier versions read these."""
+    description = json.loads((folder / "model.json").read_text(encoding="utf-8"))
+    assert list(description) == ["format", "captioner", "encoder", "history"]
+    assert description["format"] == 1
+    assert description["captioner"]["name"] == "adaptive-attention"
 
 
 def test_round_trip_gives_the_same_scores(folder: Path, make_captioner: Make, features: torch.Tensor) -> None:

@@ -19,7 +19,6 @@ from support import stand_ins
 from support.shapes_worker import record_gradients
 from support.shapes_worker import train as worker_train
 from tellapart.captioners.adaptive import AdaptiveAttention
-from tellapart.captioners.folder import load_captioner, model_folder
 from tellapart.data.batches import Batch, BatchSource
 from tellapart.data.features import FeatureStore
 from tellapart.data.records import Dataset
@@ -27,6 +26,7 @@ from tellapart.engine import checkpoint, loop
 from tellapart.engine.checkpoint import checkpoint_path, load_trainer_state
 from tellapart.engine.schedule import learning_rate
 from tellapart.errors import RecipeError, RunError
+from tellapart.models import load_captioner, model_folder
 from tellapart.objectives.base import Objective, Progress, Total
 from tellapart.objectives.composed import Composed, ComposedSettings
 from tellapart.objectives.contrastive import Contrastive, ContrastiveSettings

@@ -12,9 +12,9 @@ import pytest
 import torch
 
 from support.workers import environment, run_worker
-from tellapart.captioners.folder import load_captioner
 from tellapart.engine.checkpoint import checkpoint_path, load_trainer_state
 from tellapart.engine.run import open_run, train
+from tellapart.models import load_captioner
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "scenes" / "adaptive-mle.yaml"
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tellapart.captioners.folder import model_digest
+from tellapart.models import model_digest
 from tellapart.cli import recipes_folder
 from tellapart.engine.rounds import train_in_rounds
 from tellapart.errors import RecipeError

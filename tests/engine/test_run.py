@@ -13,11 +13,11 @@ import torch
 
 import tellapart
 from tellapart.captioners.base import Captioner
-from tellapart.captioners.folder import load_captioner, model_folder
 from tellapart.engine import loop
 from tellapart.engine.run import Run, open_run, resume, train
 from tellapart.errors import RecipeError, RunError
 from tellapart.evaluation.evaluate import evaluate_run
+from tellapart.models import load_captioner, model_folder
 from tellapart.objectives.likelihood import Likelihood
 from tellapart.recipe import DecodingSettings
 

@@ -354,7 +354,7 @@ class TinyRun:
         self.folder = folder
         self._captioner = captioner
         decoding = SimpleNamespace(model_dump=dict)
-        self.recipe = SimpleNamespace(name=folder.name, data=None, decoding=decoding)
+        self.recipe = SimpleNamespace(name=folder.name, data=None, decoding=decoding, trains="captioner")
         captioner.save_pretrained(folder)
 
     def captioner(self) -> Captioner:

@@ -239,3 +239,17 @@ def test_what_does_not_fit() -> None:
         retrieval_ranks(lambda rows, columns: scores.T, np.array([0, 1, 1]))
     with pytest.raises(ValueError, match="different widths"):
         inner_products(np.zeros((2, 3)), np.zeros((2, 4)))
+
+
+def test_scores_within_rounding_are_ties() -> None:
+    """Of three images the third scores a little less than the first; whether that is a tie is for the caller to say."""
+    scores = np.array([[0.5, 0.1], [0.2, 0.5], [0.5 - 1e-7, 0.5 - 1e-7]])
+    owner = np.array([0, 1, 2])
+    scores = np.concatenate([scores, np.array([[0.0], [0.0], [0.5]])], axis=1)
+    for chunk in (1, 3):
+        exact = retrieval_ranks(scores, owner, chunk=chunk)
+        assert (exact.image_to_text.tolist(), exact.text_to_image.tolist()) == ([1, 1, 1], [1, 1, 1])
+        rounded = retrieval_ranks(scores, owner, chunk=chunk, rounding=1e-6)
+        assert (rounded.image_to_text.tolist(), rounded.text_to_image.tolist()) == ([1, 1, 3], [2, 2, 1])
+        (fold,) = fold_ranks(scores, owner, 1, chunk=chunk, rounding=1e-6)
+        assert fold.image_to_text.tolist() == [1, 1, 3]

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from objectives.worker import OBJECTIVES
+from objectives.worker import OBJECTIVES, RETRIEVAL
 from support.workers import assert_equal_runs, run_worker
 
 
@@ -24,7 +24,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", [*OBJECTIVES, *RETRIEVAL])
 def test_stopping_and_resuming_is_bit_equal(trained: dict[int, Path], name: str, processes: int) -> None:
     """The stop is within an epoch: what the reference said of all true pairs is computed anew, to the same bits."""
     straight, resumed = (trained[processes] / name / kind for kind in ("straight", "resumed"))
@@ -43,7 +43,7 @@ def assert_same_gradients(one: list[dict[str, torch.Tensor]], other: list[dict[s
             assert (gradient - second[key]).abs().max() < 2e-6, f"step {step}: {key}"
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", [*OBJECTIVES, *RETRIEVAL])
 def test_two_processes_on_half_batches_equal_one_on_the_whole(trained: dict[int, Path], name: str) -> None:
     one, two = (torch.load(trained[n] / name / "gradients.pt", weights_only=True) for n in (1, 2))
     assert_same_gradients(one, two)

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from support.shapes_worker import train_for_gradients, train_straight_and_resumed
-from support.tiny import WORDS, make_captioner
+from support.tiny import WORDS, make_captioner, make_retriever
 from tellapart.captioners.base import Captioner
 from tellapart.objectives.adversarial import Adversarial, AdversarialSettings
 from tellapart.objectives.base import Objective
@@ -24,6 +24,8 @@ from tellapart.objectives.contrastive import Contrastive, ContrastiveSettings
 from tellapart.objectives.difference import Difference, DifferenceSettings
 from tellapart.objectives.introspective import Introspective, IntrospectiveSettings
 from tellapart.objectives.pairwise import Pairwise, PairwiseSettings
+from tellapart.objectives.ranking import RankingHinge, RankingHingeSettings
+from tellapart.retrievers.base import Retriever
 from tellapart.text import Vocabulary
 
 
@@ -52,15 +54,23 @@ OBJECTIVES: dict[str, Callable[[Captioner], Objective]] = {
 }
 
 
+# These contrast within a batch: a step in parts sees less, and is another step.
+RETRIEVAL: dict[str, Callable[[Retriever], Objective]] = {
+    "ranking-hinge": lambda target: RankingHinge(RankingHingeSettings(negatives=3), target),
+}
+
+
 def make(name: str, dropout: float = 0.0) -> Objective:
+    if name in RETRIEVAL:
+        return RETRIEVAL[name](make_retriever(seed=1, dropout=dropout))
     return OBJECTIVES[name](make_captioner(seed=1, dropout=dropout))
 
 
 def main(out: Path) -> None:
     torch.set_num_threads(1)
-    for name in OBJECTIVES:
+    for name in (*OBJECTIVES, *RETRIEVAL):
         train_straight_and_resumed(partial(make, name), out / name)
-        for accumulate, file in ((1, "gradients"), (3, "parts")):
+        for accumulate, file in ((1, "gradients"), (3, "parts"))[: 1 if name in RETRIEVAL else 2]:
             train_for_gradients(make(name), out / name / file, out / name / f"{file}.pt", accumulate=accumulate)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tellapart.captioners.folder import model_digest
+from tellapart.models import model_digest
 from tellapart.cli import recipes_folder
 from tellapart.engine.run import Run
 from tellapart.errors import RecipeError

@@ -37,6 +37,18 @@ def make_captioner(
     return cls(chosen, words or Vocabulary(WORDS), IDENTITY).eval()
 
 
+RETRIEVERS: dict[str, dict[str, Any]] = {
+    "ranking": {"words": 5, "hidden": 4, "embedding": 7},
+}
+
+
+def make_retriever(seed: int = 0, words: Vocabulary | None = None, name: str = "ranking", **settings: Any) -> Any:
+    """A tiny retriever of any architecture, in eval mode."""
+    torch.manual_seed(seed)
+    cls = registry.find("retriever", name)
+    return cls(cls.Settings(**{**RETRIEVERS[name], **settings}), words or Vocabulary(WORDS), IDENTITY).eval()
+
+
 def make_data() -> tuple[Dataset, FeatureStore]:
     """Twelve images with unequal numbers of captions, and features that tell them apart."""
     rng = np.random.default_rng(0)

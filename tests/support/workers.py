@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
-from tellapart.captioners.folder import load_captioner
 from tellapart.engine.checkpoint import checkpoint_path, load_trainer_state
+from tellapart.models import model_folder
 
 TESTS = Path(__file__).parents[1]
 COMMANDS = {
@@ -34,7 +35,7 @@ def run_worker(processes: int, module: str, *arguments: str) -> subprocess.Compl
 
 def assert_equal_runs(one: Path, other: Path) -> dict[str, Any]:
     """Two run folders ended bit-equal: weights, optimisers, buffers, what the loop remembers; gives that state."""
-    assert_equal(load_captioner(one).state_dict(), load_captioner(other).state_dict())
+    assert_equal(*(load_file(model_folder(run) / "model.safetensors") for run in (one, other)))
     states = [load_trainer_state(checkpoint_path(run, "last")) for run in (one, other)]
     for state in states:
         del state["seconds"]

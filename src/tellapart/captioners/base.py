@@ -8,24 +8,18 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any
 
 import torch
-from pydantic import BaseModel
 from torch import nn
 from torch.nn import functional
 
-from tellapart.encoders.images import EncoderIdentity, ImageEncoder, open_encoder
-from tellapart.errors import DataError
-from tellapart.files import new_folder
-from tellapart.text import PAD, SPECIALS, START, Vocabulary
-
-if TYPE_CHECKING:
-    from tellapart.recipe import DataSettings
+from tellapart.models import Model, load_captioner
+from tellapart.text import PAD, START, Vocabulary
 
 
 @dataclass
@@ -48,27 +42,10 @@ class Traces:
         return self.layers[-1]
 
 
-class Captioner(nn.Module, ABC):
-    """Base of all captioners.
+class Captioner(Model):
+    """Base of all captioners; see `Model` for the arguments, and how one is made, saved and loaded."""
 
-    Args:
-        settings: the architecture's own settings (an instance of `Settings`).
-        vocabulary: the words it can say.
-        encoder: the identity of the features it reads.
-
-    Attributes:
-        history: what it was trained by and on, and what was measured; saved with it and told by its card.
-    """
-
-    name: ClassVar[str]
-    Settings: ClassVar[type[BaseModel]]
-
-    def __init__(self, settings: BaseModel, vocabulary: Vocabulary, encoder: EncoderIdentity) -> None:
-        super().__init__()
-        self.settings = settings
-        self.vocabulary = vocabulary
-        self.encoder = encoder
-        self.history: dict[str, Any] = {}
+    kind = "captioner"
 
     # --- what an architecture gives ---------------------------------------------------------------------------
 
@@ -103,48 +80,7 @@ class Captioner(nn.Module, ABC):
     def traces(self, memory: Any, tokens: torch.Tensor, image_of_row: torch.Tensor) -> Traces:
         """Hidden states and attention maps of teacher-forced captions."""
 
-    # --- how one is made, saved and loaded; a captioner that brings its own tokens says it in its own way ------------
-
-    @classmethod
-    def make(
-        cls, settings: BaseModel, captions: Iterable[str], data: DataSettings, encoder: EncoderIdentity
-    ) -> Captioner:
-        """A new captioner for a recipe; its words are those of the training captions."""
-        vocabulary = Vocabulary.build(captions, data.min_count, data.normaliser, data.max_words)
-        if len(vocabulary) == len(SPECIALS):
-            raise DataError(f"no word occurs {data.min_count} times in the training captions; lower data.min_count")
-        return cls(settings, vocabulary, encoder)
-
-    def write_parts(self, folder: Path) -> None:
-        """Write what `from_parts` needs into a model folder, beside the weights."""
-        self.vocabulary.save(folder / "vocabulary.json")
-
-    @classmethod
-    def from_parts(cls, settings: BaseModel, encoder: EncoderIdentity, folder: Path) -> Captioner:
-        """The captioner that a model folder describes; its weights are loaded afterwards."""
-        return cls(settings, Vocabulary.load(folder / "vocabulary.json"), encoder)
-
-    def write_encoder(self, folder: Path) -> None:
-        """Write what `open_encoder` needs into a model folder; nothing where the encoder comes with a package."""
-
-    def open_encoder(self, device: str | None = None) -> ImageEncoder:
-        """The encoder of the features it reads; whether it is the very same one, its identity says."""
-        return open_encoder(self.encoder.name, device=device)
-
     # --- what all share ---------------------------------------------------------------------------------------
-
-    def save_pretrained(self, folder: str | Path) -> None:
-        """Write a model folder: weights, description, vocabulary and card. It alone captions a photograph.
-
-        Args:
-            folder: a new one, or a model folder that is replaced.
-        """
-        from tellapart.captioners.folder import check_replaceable, write_model
-
-        check_replaceable(Path(folder))
-        with new_folder(Path(folder)) as new:
-            write_model(self, new)
-            self.write_encoder(new)
 
     @staticmethod
     def from_pretrained(folder: str | Path) -> Captioner:
@@ -154,13 +90,7 @@ class Captioner(nn.Module, ABC):
             >>> captioner = Captioner.from_pretrained("runs/scenes-cl-1a2b3c4d")   # doctest: +SKIP
             >>> captioner.save_pretrained("my-model")                              # doctest: +SKIP
         """
-        from tellapart.captioners.folder import load_captioner
-
         return load_captioner(folder)
-
-    @property
-    def device(self) -> torch.device:
-        return next(self.parameters()).device
 
     def tokenize(self, captions: Sequence[str]) -> torch.Tensor:
         """Token rows `[captions, longest]`: words, end token, padding."""

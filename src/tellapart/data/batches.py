@@ -98,11 +98,18 @@ class Batch:
             name: what it is for; another name is other noise.
             shape: of one image's noise.
         """
-        seed = np.random.SeedSequence([*self.noise_seed, *name.encode()]).generate_state(1, np.uint64)
-        generator = torch.Generator().manual_seed(int(seed[0] >> np.uint64(1)))
         whole = len(self.ids) if self.whole is None else self.whole
-        noise = torch.rand(whole, *shape, generator=generator)[self.first : self.first + len(self.ids)]
+        noise = torch.rand(whole, *shape, generator=self.generator(name))[self.first : self.first + len(self.ids)]
         return noise.to(self.pairs.kind.device)
+
+    def generator(self, name: str) -> torch.Generator:
+        """Draws the same on the CPU in every process: for what is drawn over the gathered batch.
+
+        Args:
+            name: what it is for; another name draws other numbers.
+        """
+        seed = np.random.SeedSequence([*self.noise_seed, *name.encode()]).generate_state(1, np.uint64)
+        return torch.Generator().manual_seed(int(seed[0] >> np.uint64(1)))
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on a device, with nothing computed yet."""

@@ -15,10 +15,9 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from tellapart.captioners.base import Captioner
-from tellapart.captioners.folder import write_model
 from tellapart.errors import RunError
 from tellapart.files import new_folder, write_text
+from tellapart.models import Model, write_model
 
 POINTERS = ("last", "best", "kept")
 
@@ -31,11 +30,11 @@ def has_checkpoint(run: Path) -> bool:
     return (run / "checkpoints" / "last").exists()
 
 
-def save_checkpoint(run: Path, name: str, captioner: Captioner, trainer: dict[str, Any]) -> None:
+def save_checkpoint(run: Path, name: str, model: Model, trainer: dict[str, Any]) -> None:
     """Write `checkpoints/NAME/`: complete, or not there."""
     try:
         with new_folder(run / "checkpoints" / name) as folder:
-            write_model(captioner, folder)
+            write_model(model, folder)
             torch.save(trainer, folder / "trainer.pt")
     # A full disk is an OSError to Python, a RuntimeError to torch and a SafetensorError to safetensors.
     except (OSError, RuntimeError, SafetensorError) as error:

@@ -23,7 +23,6 @@ import torch
 from lightning_fabric import Fabric
 from torch import nn
 
-from tellapart.captioners.folder import load_captioner
 from tellapart.data.batches import Batch, BatchSource
 from tellapart.engine import checkpoint
 from tellapart.engine.interrupt import finishing_the_step
@@ -33,6 +32,7 @@ from tellapart.engine.progress import ProgressLine
 from tellapart.engine.schedule import learning_rate, make_optimiser
 from tellapart.errors import RecipeError, RunError
 from tellapart.files import write_json
+from tellapart.models import load_model
 from tellapart.objectives.base import Epoch, Objective, Progress, Total, frozen_models
 from tellapart.recipe import TrainingSettings
 
@@ -353,7 +353,8 @@ class Trainer:
         if self.settings.monitor not in known:
             raise RecipeError(
                 f"training.monitor: there is no validation figure '{self.settings.monitor}'; there are: "
-                f"{', '.join(known)} (caption metrics need training.validate_captions)"
+                f"{', '.join(known)} (caption metrics need training.validate_captions, R@sum needs "
+                "training.validate_retrieval)"
             )
 
     # --- epochs, phases, figures ------------------------------------------------------------------------------
@@ -464,7 +465,7 @@ class Trainer:
             return
         path = checkpoint.checkpoint_path(self.folder, "last")
         state = checkpoint.load_trainer_state(path)
-        saved = load_captioner(path)
+        saved = load_model(path, self.objective.target.kind)
         self.objective.target.load_state_dict(saved.state_dict())
         self.objective.target.history = saved.history
         own = _beside_the_target(self.objective)

@@ -12,24 +12,25 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from lightning_fabric import Fabric
 
 from tellapart.captioners.base import Captioner
-from tellapart.captioners.folder import load_captioner, model_digest
 from tellapart.data.batches import BatchSource
 from tellapart.data.prepare import OnProgress, Prepared, prepare
 from tellapart.encoders.images import accelerator
 from tellapart.engine import loop
 from tellapart.engine.processes import on_first, open_fabric
 from tellapart.engine.progress import ProgressLine
-from tellapart.engine.validation import measure_captions
-from tellapart.errors import RunError
-from tellapart.files import digest_of, read_json, write_json, write_text
+from tellapart.engine.validation import measure_captions, measure_retrieval
+from tellapart.errors import RecipeError, RunError
+from tellapart.files import digest_of, digest_of_file, read_json, write_json, write_text
+from tellapart.models import load_captioner, load_model, load_retriever, model_digest
 from tellapart.objectives.base import Objective
 from tellapart.recipe import Recipe, Upstream
+from tellapart.retrievers.base import Retriever
 
 try:
     import fcntl
@@ -47,8 +48,12 @@ class Run:
     recipe: Recipe
 
     def captioner(self) -> Captioner:
-        """The kept checkpoint's model, in eval mode on the best device."""
+        """The kept checkpoint's captioner, in eval mode on the best device."""
         return load_captioner(self.folder).to(accelerator() or "cpu")
+
+    def retriever(self) -> Retriever:
+        """The kept checkpoint's retriever, in eval mode on the best device."""
+        return load_retriever(self.folder).to(accelerator() or "cpu")
 
 
 def open_run(folder: str | Path) -> Run:
@@ -120,11 +125,14 @@ def run_recipe(
         for role in ("start", "reference")
         if (upstream := getattr(recipe, role)) is not None
     }
-    described = {
+    described: dict[str, Any] = {
         "recipe": recipe.digest,
         "data": prepared.dataset.digest,
         "upstreams": {role: model_digest(run.folder) for role, run in upstreams.items()},
     }
+    model, settings = recipe.component(recipe.trains)
+    if files := model.files(settings):
+        described["files"] = {name: _digest_of_named(path, name) for name, path in files.items()}
     key = digest_of(described)
     folder = out or runs / f"{recipe.name}-{key[:8]}"
     state_path = folder / "run.json"
@@ -153,23 +161,32 @@ def run_recipe(
 
     on_first(fabric, begin)
     began = time.monotonic()
-    training, images = recipe.training, recipe.training.validate_captions
     with _only_one(folder) if first else nullcontext():
         loop.train(
             objective,
             sources["train"],
             sources["val"],
-            training,
+            recipe.training,
             recipe.seed,
             folder,
             f"training {recipe.name}",
             fabric,
-            (lambda: measure_captions(objective.target, prepared, images, recipe.decoding)) if images else None,
+            _measure(recipe, objective, prepared),
         )
     seconds = round(time.monotonic() - began, 1)
     finished = {**state, "finished": True, "seconds_of_last_session": seconds}
     on_first(fabric, lambda: write_json(state_path, finished))
     return Run(folder, recipe)
+
+
+def _measure(recipe: Recipe, objective: Objective, prepared: Prepared) -> loop.Measure | None:
+    """What validation measures beside the objective's own figures, as the recipe asks."""
+    target: Any = objective.target
+    if images := recipe.training.validate_captions:
+        return lambda: measure_captions(target, prepared, images, recipe.decoding)
+    if recipe.training.validate_retrieval:
+        return lambda: measure_retrieval(target, prepared)
+    return None
 
 
 def _write_recipe(recipe: Recipe, upstreams: dict[str, Run], folder: Path) -> None:
@@ -210,6 +227,13 @@ def _upstream(upstream: Upstream, recipe: Recipe, runs: Path, on_progress: OnPro
     return run_recipe(found, runs, on_progress=on_progress)
 
 
+def _digest_of_named(path: Path, name: str) -> str:
+    """The digest of a file that a recipe names."""
+    if not path.is_file():
+        raise RecipeError(f"{name}: '{path}' is no file in this folder; give the path of one")
+    return digest_of_file(path)
+
+
 def _portable(recipe: Recipe, upstreams: dict[str, Run], folder: Path) -> Recipe:
     """The recipe with its upstream recipes replaced by the runs they became; paths relative to this run's folder."""
     named = {role: os.path.relpath(run.folder, folder) for role, run in upstreams.items()}
@@ -226,12 +250,12 @@ def _build(
 ) -> tuple[Objective, dict[str, BatchSource]]:
     """The objective with its models, and the batches of both splits; what cannot be built leaves no folder behind."""
     torch.manual_seed(recipe.seed)
-    captioner_class, captioner_settings = recipe.component("captioner")
+    model_class, model_settings = recipe.component(recipe.trains)
     if "start" in upstreams:
-        target = load_captioner(upstreams["start"].folder, captioner_settings.model_dump())
+        target = load_model(upstreams["start"].folder, recipe.trains, model_settings.model_dump())
     else:
         captions = [caption for record in prepared.dataset.split("train") for caption in record.captions]
-        target = captioner_class.make(captioner_settings, captions, recipe.data, prepared.store.encoder)
+        target = model_class.make(model_settings, captions, recipe.data, prepared.store.encoder)
     prepared.store.check(prepared.dataset, target.encoder)
     target.history = {
         "recipe": recipe.name,

@@ -1,12 +1,14 @@
-"""Figures of generated captions while a training goes on, so that the best checkpoint can be the best captioner."""
+"""Figures of what a model is for while a training goes on, so that the best checkpoint can be the best model."""
 
 from __future__ import annotations
 
 from tellapart.captioners.base import Captioner
 from tellapart.data.prepare import Prepared
 from tellapart.decoding.search import decode_rows
-from tellapart.metrics import evaluate
+from tellapart.evaluation.retrieval import rank_split
+from tellapart.metrics import evaluate, summarize_retrieval
 from tellapart.recipe import DecodingSettings
+from tellapart.retrievers.base import Retriever
 
 FAMILIES = ("bleu", "cider", "diversity")
 
@@ -30,3 +32,13 @@ def measure_captions(
         {record.id: one.caption for record, one in zip(records, said, strict=True)},
         metrics=FAMILIES,
     ).corpus
+
+
+def measure_retrieval(retriever: Retriever, prepared: Prepared) -> dict[str, float]:
+    """Rank the whole validation split both ways: R@1, R@5, R@10, ranks and R@sum, as fractions.
+
+    Args:
+        retriever: in eval mode.
+        prepared: data and features.
+    """
+    return summarize_retrieval(rank_split(retriever, prepared, "val").ranks).figures()

@@ -8,12 +8,18 @@ from typing import Any
 
 import numpy as np
 
-from tellapart.captioners.folder import model_digest
 from tellapart.data.prepare import Prepared, prepare
 from tellapart.data.records import Record
 from tellapart.engine.run import Run
 from tellapart.errors import RunError
-from tellapart.evaluation.evaluate import Evaluation, evaluate_run, rank_captions, retrieval_figures
+from tellapart.evaluation.evaluate import (
+    Evaluation,
+    evaluate_run,
+    judge_digest,
+    rank_captions,
+    rank_captions_by_similarity,
+    retrieval_figures,
+)
 from tellapart.files import digest_of, read_json, write_json
 from tellapart.metrics import PairedDifference, paired_bootstrap
 
@@ -26,7 +32,7 @@ class Row:
         label: what the table calls it.
         run: the training.
         evaluation: its figures, its captions ranked by itself.
-        under_judge: ranks of its captions under the judge, the comparison's first run.
+        under_judge: ranks of its captions under the judge.
     """
 
     label: str
@@ -48,11 +54,12 @@ class Comparison:
     """Rows of a table and the last row's differences from the control.
 
     Attributes:
-        rows: the first is the judge, usually the MLE model.
+        rows: the first is usually the MLE model.
         control: label of the row that the last one is compared with.
         differences: figure -> paired bootstrap of (last row - control).
         records: the images of the split, in row order.
         prepared: their data.
+        under: name of the run under which the captions of all are ranked, where it is none of the rows.
     """
 
     rows: list[Row]
@@ -60,10 +67,17 @@ class Comparison:
     differences: dict[str, PairedDifference]
     records: list[Record]
     prepared: Prepared
+    under: str | None = None
+
+    @property
+    def judge(self) -> str:
+        """Who ranks the captions of all: the first row, unless another run was asked to."""
+        return self.under or self.rows[0].label
 
     def to_json(self) -> dict[str, Any]:
         return {
             "rows": {row.label: row.figures() for row in self.rows},
+            "judge": self.judge,
             "control": self.control,
             "compared": self.rows[-1].label,
             "differences": {name: asdict(difference) for name, difference in self.differences.items()},
@@ -71,46 +85,57 @@ class Comparison:
 
 
 def compare(
-    runs: Mapping[str, Run], control: str, split: str = "test", retrieval_images: int | None = None
+    runs: Mapping[str, Run],
+    control: str,
+    split: str = "test",
+    retrieval_images: int | None = None,
+    under: Run | None = None,
 ) -> Comparison:
     """Evaluate every run; compare the last one with the control by paired bootstrap.
 
     Near-duplicates of one family are resampled together: they are not independent.
 
     Args:
-        runs: label -> run, in table order; the first one judges the captions of all.
+        runs: label -> run, in table order.
         control: label of the run that the last one is compared with.
         split: the images.
         retrieval_images: limit of the self-retrieval study.
+        under: the run that judges the captions of all, a captioner's or a retriever's; by default the first one.
     """
     if len(runs) < 2 or control not in runs:
         raise RunError(f"a comparison needs at least two runs, the control '{control}' among them: {', '.join(runs)}")
     first = next(iter(runs.values()))
+    judge, judge_label = (first, next(iter(runs))) if under is None else (under, under.recipe.name)
     prepared = prepare(first.recipe.data)
-    for label, run in runs.items():
+    for label, run in {**runs, judge_label: judge}.items():
         if prepare(run.recipe.data).dataset.digest != prepared.dataset.digest:
             raise RunError(f"{label} ({run.folder}) has other data than {first.folder}; compare runs on the same data")
     records = prepared.dataset.split(split)
     rows = []
     for label, run in runs.items():
         evaluation = evaluate_run(run, split, retrieval_images)
-        under_judge = ranks_under(first, run, prepared, evaluation, f"{label} under {next(iter(runs))}")
+        under_judge = ranks_under(judge, run, prepared, evaluation, f"{label} under {judge_label}")
         rows.append(Row(label, run, evaluation, under_judge))
     by_label = {row.label: row for row in rows}
-    return Comparison(rows, control, _differences(by_label[control], rows[-1], records), records, prepared)
+    differences = _differences(by_label[control], rows[-1], records)
+    return Comparison(rows, control, differences, records, prepared, None if under is None else judge_label)
 
 
 def ranks_under(judge: Run, run: Run, prepared: Prepared, evaluation: Evaluation, label: str) -> np.ndarray:
     """Ranks of a run's captions under the judge; kept in the run's folder and found again."""
     ranked = evaluation.retrieval_rows
-    if run is judge:
+    if run.folder == judge.folder:
         return np.array([row["rank"] for row in ranked])
     captions = {row["id"]: row["caption"] for row in ranked}
-    made_from = digest_of([model_digest(judge.folder), prepared.dataset.digest, captions])
+    made_from = digest_of([judge_digest(judge), prepared.dataset.digest, captions])
     path = run.folder / f"ranks-under-{made_from[:16]}.json"
     if not path.exists():
         records = [prepared.dataset.records[prepared.dataset.row(id)] for id in captions]
-        ranks = rank_captions(judge, prepared, records, list(captions.values()), label).ranks
+        said = list(captions.values())
+        if judge.recipe.trains == "retriever":
+            ranks = rank_captions_by_similarity(judge, records, said, label).ranks
+        else:
+            ranks = rank_captions(judge, prepare(judge.recipe.data), records, said, label).ranks
         write_json(path, {"judge": judge.recipe.name, "ranks": ranks.tolist()})
     return np.array(read_json(path, "file of ranks")["ranks"])
 

@@ -11,15 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from tellapart.captioners.folder import add_measured, model_digest
 from tellapart.data.prepare import Prepared, prepare
 from tellapart.data.records import Record
 from tellapart.decoding.search import Caption, decode_rows
 from tellapart.engine.progress import ProgressLine
 from tellapart.engine.run import Run
+from tellapart.evaluation.retrieval import RankedCaptions, rank_captions_under
 from tellapart.evaluation.self_retrieval import SHOWN, SelfRetrieval, self_retrieval
 from tellapart.files import digest_of, read_json, read_jsonl, write_json, write_jsonl
 from tellapart.metrics import evaluate, summarize_ranks
+from tellapart.models import add_measured, model_digest
 
 # Counts changes of what is measured or how: figures of another count are measured again.
 MEASURED_BY = 2
@@ -124,6 +125,20 @@ def caption_records(run: Run, prepared: Prepared, records: list[Record]) -> list
     line = ProgressLine(f"captioning {run.recipe.name}", " images")
     rows = [prepared.dataset.row(record.id) for record in records]
     return decode_rows(captioner, prepared.store, rows, run.recipe.decoding, line.update)
+
+
+def judge_digest(judge: Run) -> str:
+    """Names who ranks: the weights and, for a retriever, how it reads them."""
+    weights = model_digest(judge.folder)
+    return weights if judge.recipe.trains == "captioner" else digest_of([weights, judge.recipe.retriever])
+
+
+def rank_captions_by_similarity(judge: Run, records: list[Record], captions: list[str], label: str) -> RankedCaptions:
+    """Rank these images for each caption under a retriever, by the features it reads."""
+    prepared = prepare(judge.recipe.data)
+    rows = [prepared.dataset.row(record.id) for record in records]
+    line = ProgressLine(label, " images")
+    return rank_captions_under(judge.retriever(), prepared, rows, captions, line.update)
 
 
 def rank_captions(

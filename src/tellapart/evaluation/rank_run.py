@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tellapart.captioners.folder import model_digest
 from tellapart.data.features import WHOLE, Part
 from tellapart.data.prepare import prepare
 from tellapart.data.records import Record
@@ -15,9 +14,11 @@ from tellapart.engine.progress import ProgressLine
 from tellapart.engine.run import Run
 from tellapart.errors import DataError, RunError
 from tellapart.evaluation.caption_files import match_ids, read_captions
-from tellapart.evaluation.evaluate import caption_records, caption_rows
-from tellapart.evaluation.self_retrieval import SelfRetrieval, self_retrieval_part
+from tellapart.evaluation.evaluate import caption_records, caption_rows, judge_digest, rank_captions_by_similarity
+from tellapart.evaluation.self_retrieval import self_retrieval_part
 from tellapart.files import digest_of, read_json, read_jsonl, write_json, write_jsonl
+from tellapart.metrics import RankSummary
+from tellapart.models import model_digest
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,8 @@ class RankedRun:
     """What `rank_run` measured.
 
     Attributes:
-        folder: holds `ranks.jsonl` (id, caption, log_prob, rank) and `self_retrieval.json` (the figures).
+        folder: holds `ranks.jsonl` (id, caption, rank, and log_prob or, under a retriever, similarity) and
+            `self_retrieval.json` (the figures).
         figures: recalls with chance beside, mean and median rank, and the share of the work that was saved.
     """
 
@@ -47,7 +49,8 @@ def rank_run(
     Args:
         run: whose captions are ranked, and who ranks them.
         captions: a file of captions instead (JSON, JSONL, COCO results); of several per image the first is taken.
-        under: another run that ranks them, such as the likelihood model that a contrastive one started from.
+        under: another run that ranks them, such as the likelihood model that a contrastive one started from, or a
+            retriever: it ranks by similarity.
         split: the images.
         images: only the first so many.
         part: the blocks of images this process ranks; others do the others, all with the same `out`.
@@ -66,28 +69,42 @@ def rank_run(
     if prepare(run.recipe.data).dataset.digest != prepared.dataset.digest:
         raise RunError(f"{judge.folder} has other data than {run.folder}; rank under a run on the same data")
     records = prepared.dataset.split(split)[:images]
+    if captions is None and run.recipe.trains == "retriever":
+        raise RunError(
+            f"{run.folder}: a retriever writes no captions; give a captioner's run, and the retriever as under"
+        )
     folder = out or run.folder / ("self-retrieval" if under is None else f"self-retrieval-under-{under.folder.name}")
     said = _said(run, records, folder) if captions is None else _read(captions, records, split)
     made_from = digest_of(
         {
-            "judge": model_digest(judge.folder),
+            "judge": judge_digest(judge),
             "data": prepared.dataset.digest,
             "captions": [[record.id, caption] for record, caption in zip(records, said, strict=True)],
         }
     )
     if (found := _found(folder, made_from)) is not None:
         return found
-    captioner = judge.captioner()
-    prepared.store.check(prepared.dataset, captioner.encoder)
-    line = ProgressLine(f"self-retrieval {run.recipe.name} under {judge.recipe.name}", " pairs")
+    label = f"self-retrieval {run.recipe.name} under {judge.recipe.name}"
     work = folder / f"blocks-{made_from[:16]}"
-    rows = [prepared.dataset.row(record.id) for record in records]
-    ranked = self_retrieval_part(captioner, prepared.store, rows, said, work, part, on_progress=line.update)
-    if ranked is None:
-        return _found(folder, made_from)  # of another part that found all, and has just cleared them away
+    if judge.recipe.trains == "retriever":
+        if part != WHOLE:
+            raise RunError(f"{judge.folder}: ranking under a retriever is quick and not shared out; leave out the part")
+        by_similarity = rank_captions_by_similarity(judge, records, said, label)
+        figures = _recalls(by_similarity.summary())
+        scores = {"similarity": by_similarity.similarities.tolist(), "rank": by_similarity.ranks.tolist()}
+    else:
+        captioner = judge.captioner()
+        prepared.store.check(prepared.dataset, captioner.encoder)
+        line = ProgressLine(label, " pairs")
+        rows = [prepared.dataset.row(record.id) for record in records]
+        ranked = self_retrieval_part(captioner, prepared.store, rows, said, work, part, on_progress=line.update)
+        if ranked is None:
+            return _found(folder, made_from)  # of another part that found all, and has just cleared them away
+        figures = {**_recalls(ranked.summary()), "shared": ranked.shared, "pruned": ranked.pruned}
+        scores = {"log_prob": ranked.log_probs.tolist(), "rank": ranked.ranks.tolist()}
     (folder / "self_retrieval.json").unlink(missing_ok=True)  # no files of different captions side by side
-    write_jsonl(folder / "ranks.jsonl", _rows(records, said, ranked))
-    figures = _figures(ranked)
+    write_jsonl(folder / "ranks.jsonl", _rows(records, said, scores))
+    figures = {"images": len(records), **figures}
     content = {"made_from": made_from, "judge": judge.recipe.name, "split": split, "figures": figures}
     write_json(folder / "self_retrieval.json", content)
     shutil.rmtree(work, ignore_errors=True)
@@ -126,18 +143,17 @@ def _read(path: Path, records: list[Record], split: str) -> list[str]:
     return [said[record.id] for record in records]
 
 
-def _rows(records: list[Record], said: list[str], ranked: SelfRetrieval) -> list[dict[str, Any]]:
-    columns = zip(records, said, ranked.log_probs.tolist(), ranked.ranks.tolist(), strict=True)
+def _rows(records: list[Record], said: list[str], scores: dict[str, list[Any]]) -> list[dict[str, Any]]:
+    """Rows of `ranks.jsonl`: id, caption, and what the judge gave each caption."""
+    columns = zip(records, said, *scores.values(), strict=True)
     return [
-        {"id": record.id, "caption": caption, "log_prob": log_prob, "rank": rank}
-        for record, caption, log_prob, rank in columns
+        {"id": record.id, "caption": caption, **dict(zip(scores, own, strict=True))}
+        for record, caption, *own in columns
     ]
 
 
-def _figures(ranked: SelfRetrieval) -> dict[str, float]:
-    summary = ranked.summary()
-    figures: dict[str, float] = {"images": ranked.images}
+def _recalls(summary: RankSummary) -> dict[str, float]:
+    figures: dict[str, float] = {}
     for k, recall in summary.recalls.items():
         figures |= {f"R@{k}": recall, f"chance_R@{k}": summary.chance[k]}
-    figures |= {"mean_rank": summary.mean, "median_rank": summary.median}
-    return {**figures, "shared": ranked.shared, "pruned": ranked.pruned}
+    return {**figures, "mean_rank": summary.mean, "median_rank": summary.median}

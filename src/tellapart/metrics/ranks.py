@@ -127,6 +127,7 @@ def retrieval_ranks(
     images: int | None = None,
     *,
     chunk: int = 256,
+    rounding: float = 0.0,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> RetrievalRanks:
     """Ranks in both directions, exactly, with `chunk × captions` scores in memory.
@@ -137,6 +138,8 @@ def retrieval_ranks(
         image_of_caption: `[captions]`, the position of each caption's image; every image has one or more.
         images: how many there are; by default as many as captions name.
         chunk: images scored at a time.
+        rounding: scores that are lower than the right one's by no more than this are ties too, so that two equal
+            items are never told apart by how they were batched.
         on_progress: called with images done and images in all.
 
     Example:
@@ -147,7 +150,7 @@ def retrieval_ranks(
     """
     owner = np.asarray(image_of_caption, dtype=np.int64)
     images = _count_images(owner, images)
-    return _ranks(_blocks(similarity, images, len(owner)), owner, 0, images, chunk, on_progress)
+    return _ranks(_blocks(similarity, images, len(owner)), owner, 0, images, chunk, rounding, on_progress)
 
 
 def fold_ranks(
@@ -157,6 +160,7 @@ def fold_ranks(
     images: int | None = None,
     *,
     chunk: int = 256,
+    rounding: float = 0.0,
 ) -> list[RetrievalRanks]:
     """The same within each of `folds` equal runs of consecutive images and their captions.
 
@@ -168,7 +172,7 @@ def fold_ranks(
         raise DataError(f"{images} images cannot be cut into {folds} equal folds; drop some, or take another number")
     block = _blocks(similarity, images, len(owner))
     size = images // folds
-    return [_ranks(block, owner, first, first + size, chunk, None) for first in range(0, images, size)]
+    return [_ranks(block, owner, first, first + size, chunk, rounding, None) for first in range(0, images, size)]
 
 
 def recall_at(ranks: NDArray[np.integer], k: int) -> float:
@@ -237,6 +241,7 @@ def _ranks(
     first: int,
     last: int,
     chunk: int,
+    rounding: float,
     on_progress: Callable[[int, int], None] | None,
 ) -> RetrievalRanks:
     """Ranks among the images first … last - 1 and their captions."""
@@ -256,21 +261,22 @@ def _ranks(
             here = np.flatnonzero((owner >= start) & (owner < stop))
             if counting:
                 # Each image's own captions see it as the right one, not as one that goes before.
-                above += (scores >= own.astype(scores.dtype)).sum(axis=0)
+                above += (scores >= (own - rounding).astype(scores.dtype)).sum(axis=0)
                 above[here] -= 1
             else:
                 _check_numbers(scores)
                 own[here] = scores[owner[here] - start, here]
-                image_to_text[start:stop] = _best_ranks(scores, owner - start, here)
+                image_to_text[start:stop] = _best_ranks(scores, owner - start, here, rounding)
             if on_progress is not None:
                 on_progress(min(images, (counting * images + min(images, (done + 1) * chunk)) // 2), images)
     return RetrievalRanks(image_to_text, above + 1, np.bincount(owner, minlength=images))
 
 
-def _best_ranks(scores: Scores, owner: NDArray[np.int64], own: NDArray[np.int64]) -> NDArray[np.int64]:
+def _best_ranks(scores: Scores, owner: NDArray[np.int64], own: NDArray[np.int64], rounding: float) -> NDArray[np.int64]:
     """Best rank of each row's own captions; `own` are the captions whose `owner` is one of the rows."""
     best = np.full(len(scores), -np.inf, dtype=scores.dtype)
     np.maximum.at(best, owner[own], scores[owner[own], own])
+    best -= best.dtype.type(rounding)
     as_high = (scores >= best[:, np.newaxis]).sum(axis=1)
     its_own = np.bincount(owner[own], scores[owner[own], own] >= best[owner[own]], minlength=len(scores))
     return np.asarray(1 + as_high - its_own.astype(np.int64), dtype=np.int64)

@@ -21,8 +21,10 @@ from torch import nn
 
 from tellapart.captioners.base import Captioner
 from tellapart.data.batches import Batch, Kind
+from tellapart.models import Model
+from tellapart.retrievers.base import Retriever
 
-Model = TypeVar("Model", bound=nn.Module)
+Kept = TypeVar("Kept", bound=nn.Module)
 
 
 @dataclass(frozen=True)
@@ -85,13 +87,13 @@ class Processes:
         return tensor if gradient else tensor.detach()
 
 
-class Frozen(Generic[Model]):
+class Frozen(Generic[Kept]):
     """Holds a model that is never trained: eval mode, no gradient, and no part of the objective's own modules.
 
     It is not an `nn.Module`, so that its weights are in no optimiser, no checkpoint and no gradient exchange.
     """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Kept) -> None:
         self.model = model.eval().requires_grad_(False)
 
 
@@ -101,7 +103,7 @@ def frozen_models(module: nn.Module) -> list[nn.Module]:
 
 
 class Objective(nn.Module, ABC):
-    """Base of all objectives.
+    """Base of all objectives; those that train a retriever begin with `RetrievalObjective`.
 
     Args:
         settings: the objective's own settings (an instance of `Settings`).
@@ -109,16 +111,20 @@ class Objective(nn.Module, ABC):
         reference: the frozen captioner it is compared with, where `needs.reference`.
 
     Attributes:
+        trains: the kind of its target, `captioner` or `retriever`: the recipe's section that it goes with.
         processes: who trains together; `gather` what a loss or a bank must see of the whole batch.
     """
 
     name: ClassVar[str]
+    trains: ClassVar[str] = Captioner.kind
     Settings: ClassVar[type[BaseModel]]
+    target: Captioner
 
-    def __init__(self, settings: BaseModel, target: Captioner, reference: Captioner | None = None) -> None:
+    def __init__(self, settings: BaseModel, target: Model, reference: Captioner | None = None) -> None:
         super().__init__()
+        assert target.kind == self.trains, f"{self.name} trains a {self.trains}, not a {target.kind}"
         self.settings = settings
-        self.target = target
+        self.target = target  # type: ignore[assignment]  # the assertion has looked
         self.reference = None if reference is None else Frozen(reference)
         self.processes = Processes()
 
@@ -151,6 +157,19 @@ class Objective(nn.Module, ABC):
 
     def after_step(self) -> None:
         """Called after each update, e.g. for momentum encoders and banks; an accumulated step has several forwards."""
+
+
+class RetrievalObjective(Objective):
+    """Base of objectives that train a retriever.
+
+    Args:
+        settings: the objective's own settings (an instance of `Settings`).
+        target: the retriever that is trained.
+        reference: none; what is given to every objective.
+    """
+
+    trains = Retriever.kind
+    target: Retriever  # type: ignore[assignment]  # in all else it is an objective like any other
 
 
 def pair_log_prob(captioner: Captioner, batch: Batch, *kinds: Kind) -> torch.Tensor:

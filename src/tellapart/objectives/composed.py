@@ -36,6 +36,8 @@ class ComposedSettings(BaseModel):
                 part = registry.find("objective", name)
             except RecipeError as error:
                 raise ValueError(str(error)) from None
+            if part.trains != Composed.trains:
+                raise ValueError(f"{name}: trains a {part.trains} and cannot be composed; train it alone")
             weight = section.get("weight", 1.0)
             if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
                 raise ValueError(f"{name}.weight is no number: {weight!r}")

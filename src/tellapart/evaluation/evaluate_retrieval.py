@@ -1,0 +1,237 @@
+"""Measure a retriever's run: both directions, all images and folds, a few queries to look at, and against another run.
+
+Everything is written into the run folder, with what it was made from, and found again on the next call:
+`retrieval.json` (figures and shown queries), `retrieval_images.jsonl` and `retrieval_captions.jsonl` (ranks); of other
+splits than the test one, `retrieval-val.json` and so on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tellapart.data.prepare import Prepared, prepare
+from tellapart.engine.progress import ProgressLine
+from tellapart.engine.run import Run
+from tellapart.errors import RunError
+from tellapart.evaluation.retrieval import RankedSplit, first_captions, first_images, rank_split, shown_queries
+from tellapart.files import digest_of, read_json, read_jsonl, write_json, write_jsonl
+from tellapart.metrics import PairedDifference, RetrievalRanks, summarize_retrieval
+from tellapart.metrics.bootstrap import CorpusStatistic, paired_bootstraps
+from tellapart.metrics.ranks import KS
+from tellapart.models import add_measured, model_digest
+
+# Counts changes of what is measured or how: figures of another count are measured again.
+MEASURED_BY = 1
+
+
+@dataclass(frozen=True)
+class RetrievalEvaluation:
+    """The measured figures of one retriever on one split. Shares are fractions; ranks count from 1.
+
+    Attributes:
+        folder: where the files are.
+        split: which images.
+        figures: figure -> value among all images and captions, the chance levels beside.
+        folds: the same as means over the folds; empty without folds.
+        images: one row per image: id, rank (the best of its captions) and, with folds, rank_in_fold.
+        captions: one row per caption: id (its image), caption, rank and, with folds, rank_in_fold.
+        shown: `texts` and `images`: a few queries, half of them right at rank 1, with the first five that they find.
+    """
+
+    folder: Path
+    split: str
+    figures: dict[str, float]
+    folds: dict[str, float]
+    images: list[dict[str, Any]]
+    captions: list[dict[str, Any]]
+    shown: dict[str, list[dict[str, Any]]]
+
+    @property
+    def ranks(self) -> RetrievalRanks:
+        """The ranks among all images and captions."""
+        places = {row["id"]: place for place, row in enumerate(self.images)}
+        return RetrievalRanks(
+            np.array([row["rank"] for row in self.images]),
+            np.array([row["rank"] for row in self.captions]),
+            np.bincount([places[row["id"]] for row in self.captions], minlength=len(places)),
+        )
+
+
+def evaluate_retrieval(
+    run: Run, split: str = "test", folds: int | None = None, out: str | Path | None = None
+) -> RetrievalEvaluation:
+    """Measure a retriever, or find what an earlier call measured.
+
+    Args:
+        run: a finished training of a retriever.
+        split: the images.
+        folds: also give the means over so many folds of consecutive images (COCO's "1K": 5).
+        out: folder for the files; by default the run's.
+
+    Example:
+        >>> measured = evaluate_retrieval(open_run("runs/flickr8k-ranking-1a2b3c4d"))   # doctest: +SKIP
+        >>> measured.figures["text_to_image_R@1"], measured.figures["R@sum"]            # doctest: +SKIP
+        (0.21, 2.93)
+    """
+    folder = run.folder if out is None else Path(out)
+    retriever = run.retriever()
+    prepared = prepare(run.recipe.data)
+    made_from = digest_of(
+        {
+            "model": model_digest(run.folder),
+            "settings": retriever.settings.model_dump(mode="json"),
+            "data": prepared.dataset.digest,
+            "split": split,
+            "folds": folds,
+            "measured_by": MEASURED_BY,
+        }
+    )
+    path = _path(folder, split)
+    if not path.exists() or read_json(path, "file of figures").get("made_from") != made_from:
+        name = run.recipe.name
+        embedding = ProgressLine(f"embedding with {name}", " items")
+        ranking = ProgressLine(f"ranking with {name}", " images")
+        ranked = rank_split(retriever, prepared, split, folds, embedding.update, ranking.update)
+        _write(folder, made_from, name, split, ranked)
+        add_measured(run.folder, split, summarize_retrieval(ranked.ranks).figures())
+    found = read_json(path, "file of figures")
+    return RetrievalEvaluation(
+        folder,
+        split,
+        found["figures"],
+        found["folds"],
+        read_jsonl(_path(folder, split, "_images"), "file of ranks"),
+        read_jsonl(_path(folder, split, "_captions"), "file of ranks"),
+        found["shown"],
+    )
+
+
+def compare_retrieval(
+    compared: RetrievalEvaluation, control: RetrievalEvaluation, prepared: Prepared
+) -> dict[str, PairedDifference]:
+    """Differences (compared − control) of every figure on the same images, with 95 % intervals and p values.
+
+    The bootstrap draws images with all their captions; near-duplicates of one family are drawn together.
+
+    Args:
+        compared: one retriever's ranks.
+        control: the other's, on the same images and captions.
+        prepared: their data.
+    """
+    items = [[[row["id"], row.get("caption")] for row in (*one.images, *one.captions)] for one in (compared, control)]
+    if items[0] != items[1]:
+        raise RunError(f"{control.folder}: was measured on other images than {compared.folder}; compare the same data")
+    records = {record.id: record for record in prepared.dataset}
+    families = [records[row["id"]].family or row["id"] for row in compared.images]
+    groups = np.unique(families, return_inverse=True)[1]
+    return paired_bootstraps(_statistics(control.ranks), _statistics(compared.ranks), groups=groups)
+
+
+def table(measured: RetrievalEvaluation) -> str:
+    """The figures as plain text, in percent as papers give them."""
+    lines = [f"{'':26}{'R@1':>7}{'R@5':>7}{'R@10':>7}{'median':>9}{'mean rank':>11}"]
+    for suffix, figures in (("", measured.figures), (", mean of folds", measured.folds)):
+        if not figures:
+            continue
+        for direction, name in (("image_to_text", "image→text"), ("text_to_image", "text→image")):
+            recalls = "".join(f"{100 * figures[f'{direction}_R@{k}']:7.1f}" for k in KS)
+            ranks = f"{figures[f'{direction}_median_rank']:9.1f}{figures[f'{direction}_mean_rank']:11.2f}"
+            lines.append(f"{name + suffix:26}{recalls}{ranks}")
+        lines.append(
+            f"{'R@sum' + suffix:26}{100 * figures['R@sum']:7.1f}  (by chance {100 * figures['chance_R@sum']:.1f})"
+        )
+    return "\n".join(lines)
+
+
+def difference_table(differences: dict[str, PairedDifference], compared: str, control: str) -> str:
+    """The differences as plain text: recalls in points, ranks as they are."""
+    lines = [f"\n{compared} against {control} (paired bootstrap over images, 95 % interval):"]
+    for name, found in differences.items():
+        scale, unit = (1.0, "") if name.endswith("rank") else (100.0, " points")
+        change = f"{scale * found.difference:+.2f}{unit} [{scale * found.low:+.2f}, {scale * found.high:+.2f}]"
+        lines.append(f"  {name}: {change}, p {found.p_value:.4f}")
+    return "\n".join(lines)
+
+
+def _statistics(ranks: RetrievalRanks) -> dict[str, CorpusStatistic]:
+    """Figures as functions of sums over images; a caption counts for its image."""
+    owner = np.repeat(np.arange(len(ranks.captions_of)), ranks.captions_of)
+
+    def of_captions(values: NDArray[Any]) -> NDArray[np.float64]:
+        return np.bincount(owner, values, minlength=len(ranks.captions_of)).astype(np.float64)
+
+    images, captions = ranks.image_to_text, ranks.text_to_image
+    hits = [(images <= k).astype(np.float64) for k in KS] + [of_captions(captions <= k) for k in KS]
+    counts = [np.ones(len(images))] * len(KS) + [ranks.captions_of.astype(np.float64)] * len(KS)
+    names = [f"{direction}_R@{k}" for direction in ("image_to_text", "text_to_image") for k in KS]
+    ratios = dict(zip(names, zip(hits, counts, strict=True), strict=True))
+    ratios["image_to_text_mean_rank"] = (images.astype(np.float64), counts[0])
+    ratios["text_to_image_mean_rank"] = (of_captions(captions), counts[-1])
+    statistics = {name: CorpusStatistic(np.stack(pair, axis=1), _ratios) for name, pair in ratios.items()}
+    columns = [column for name in names for column in ratios[name]]
+    return {**statistics, "R@sum": CorpusStatistic(np.stack(columns, axis=1), _ratios)}
+
+
+def _ratios(sums: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The sum of ratios of neighbouring columns."""
+    return np.asarray((sums[..., 0::2] / sums[..., 1::2]).sum(axis=-1))
+
+
+def _path(folder: Path, split: str, part: str = "") -> Path:
+    ending = "" if split == "test" else f"-{split}"
+    return folder / f"retrieval{part}{ending}.json{'l' if part else ''}"
+
+
+def _write(folder: Path, made_from: str, name: str, split: str, ranked: RankedSplit) -> None:
+    gallery, ranks = ranked.gallery, ranked.ranks
+    path = _path(folder, split)
+    path.unlink(missing_ok=True)  # an interrupted call leaves no files of different models side by side
+    owners = [gallery.ids[image] for image in gallery.image_of_caption]
+    images = [{"id": id, "rank": rank} for id, rank in zip(gallery.ids, ranks.image_to_text.tolist(), strict=True)]
+    texts = zip(owners, gallery.captions, ranks.text_to_image.tolist(), strict=True)
+    captions = [{"id": id, "caption": caption, "rank": rank} for id, caption, rank in texts]
+    for rows, direction in ((images, "image_to_text"), (captions, "text_to_image")):
+        within = [rank for fold in ranked.folds for rank in getattr(fold, direction).tolist()]
+        for row, rank in zip(rows, within, strict=False):
+            row["rank_in_fold"] = rank
+    write_jsonl(_path(folder, split, "_images"), images)
+    write_jsonl(_path(folder, split, "_captions"), captions)
+    content = {
+        "made_from": made_from,
+        "retriever": name,
+        "split": split,
+        "images": len(images),
+        "captions": len(captions),
+        "figures": summarize_retrieval(ranks).figures(),
+        "fold_count": len(ranked.folds),
+        "folds": summarize_retrieval(ranked.folds).figures() if ranked.folds else {},
+        "shown": _shown(ranked, images, captions),
+    }
+    write_json(path, content)
+
+
+def _shown(
+    ranked: RankedSplit, images: list[dict[str, Any]], captions: list[dict[str, Any]]
+) -> dict[str, list[dict[str, Any]]]:
+    """A few queries of each direction with what they find."""
+    texts, pictures = shown_queries(ranked.ranks.text_to_image), shown_queries(ranked.ranks.image_to_text)
+    found_images = first_images(ranked, texts)
+    found_captions = first_captions(ranked, pictures)
+    return {
+        "texts": [
+            {**captions[query], "retrieved": [images[place]["id"] for place in found]}
+            for query, found in zip(texts, found_images, strict=True)
+        ],
+        "images": [
+            {
+                **images[query],
+                "retrieved": [{"id": captions[place]["id"], "caption": captions[place]["caption"]} for place in found],
+            }
+            for query, found in zip(pictures, found_captions, strict=True)
+        ],
+    }

@@ -1,0 +1,289 @@
+"""Ranks of a retriever: images find their captions, captions find their images, among all of a split.
+
+Images and captions are embedded once. Scores are then computed block by block in float64 and counted, never held: the
+memory is that of the embeddings and of one block, whatever the number of pairs. Scores that differ by less than
+`ROUNDING` of the largest possible one are ties, and ties count against (`metrics.ranks`): what differs less depends on
+how items were batched, not on the retriever. Two equal pictures thus never win by rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tellapart.data.features import FeatureStore
+from tellapart.data.prepare import Prepared
+from tellapart.errors import DataError
+from tellapart.evaluation.self_retrieval import KS
+from tellapart.metrics import RankSummary, RetrievalRanks, fold_ranks, retrieval_ranks, summarize_ranks
+from tellapart.retrievers.base import Raw, Retriever, move, take
+
+# Items embedded at a time; images × captions compared at a time by retrievers without index vectors.
+AT_ONCE = 128
+# Captions whose vectors are compared with a block of images at a time.
+COLUMNS = 4096
+ROUNDING = 1e-6
+FIRST = 5
+# Queries of each direction that are shown with what they find.
+SHOWN = 8
+
+OnProgress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """Images and their captions, image by image.
+
+    Attributes:
+        ids: of the images.
+        rows: their rows in the feature store.
+        captions: of all images, in order.
+        image_of_caption: `[captions]`, the place of each caption's image.
+    """
+
+    ids: list[str]
+    rows: list[int]
+    captions: list[str]
+    image_of_caption: NDArray[np.int64]
+
+    @classmethod
+    def of_split(cls, prepared: Prepared, split: str) -> Gallery:
+        """The images of a split that have captions."""
+        records = [record for record in prepared.dataset.split(split) if record.captions]
+        if not records:
+            raise DataError(f"{prepared.dataset.name}: no image of the split '{split}' has a caption; take another one")
+        return cls(
+            [record.id for record in records],
+            [prepared.dataset.row(record.id) for record in records],
+            [caption for record in records for caption in record.captions],
+            np.repeat(np.arange(len(records)), [len(record.captions) for record in records]),
+        )
+
+
+class PairScores:
+    """Similarities of images and captions under a retriever, a block at a time: `scores(rows, columns)`.
+
+    Args:
+        retriever: in eval mode.
+        store: features of the images.
+        rows: the images' rows in the store.
+        captions: what they are compared with.
+        on_progress: called with items embedded and items in all.
+
+    Attributes:
+        rounding: scores that differ less are equal.
+    """
+
+    def __init__(
+        self,
+        retriever: Retriever,
+        store: FeatureStore,
+        rows: Sequence[int],
+        captions: Sequence[str],
+        on_progress: OnProgress | None = None,
+    ) -> None:
+        self.retriever = retriever
+        self.shape = (len(rows), len(captions))
+        device, of = retriever.device, sum(self.shape)
+
+        def image(start: int) -> Raw:
+            return retriever.embed_images(torch.from_numpy(store.grid(rows[start : start + AT_ONCE])).to(device))
+
+        def text(start: int) -> Raw:
+            return retriever.embed_texts(captions[start : start + AT_ONCE])
+
+        embedded: list[list[Raw]] = []
+        done = 0
+        for embed, count in ((image, len(rows)), (text, len(captions))):
+            embedded.append([])
+            for start in range(0, count, AT_ONCE):
+                embedded[-1].append(self._embed(embed, start))
+                if on_progress is not None:
+                    on_progress(done + min(count, start + AT_ONCE), of)
+            done += count
+        self._images, self._texts = embedded
+        self.rounding = ROUNDING
+        if retriever.has_index_vectors:
+            self._image_vectors, self._text_vectors = (_stacked(chunks) for chunks in embedded)
+            # The largest score there can be: 1 for cosines.
+            longest = [np.linalg.norm(v, axis=1).max(initial=0.0) for v in (self._image_vectors, self._text_vectors)]
+            self.rounding = ROUNDING * float(longest[0] * longest[1])
+
+    @torch.no_grad()
+    def _embed(self, embed: Callable[[int], Raw], start: int) -> Raw:
+        raw = embed(start)
+        return move(self.retriever.index_vectors(raw) if self.retriever.has_index_vectors else raw, "cpu")
+
+    def __call__(self, rows: slice, columns: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Scores `[rows, columns]`; columns in rising order."""
+        if not self.retriever.has_index_vectors:
+            return self._compared(np.arange(*rows.indices(self.shape[0])), columns)
+        images = self._image_vectors[rows].astype(np.float64)
+        scores = np.empty((len(images), len(columns)))
+        for start in range(0, len(columns), COLUMNS):
+            texts = self._text_vectors[columns[start : start + COLUMNS]].astype(np.float64)
+            scores[:, start : start + COLUMNS] = images @ texts.T
+        return scores
+
+    @torch.no_grad()
+    def _compared(self, rows: NDArray[np.int64], columns: NDArray[np.int64]) -> NDArray[np.float64]:
+        device = self.retriever.device
+        blocks = [
+            [
+                self.retriever.similarity(move(images, device), move(texts, device)).double().cpu().numpy()
+                for texts in _chosen(self._texts, columns)
+            ]
+            for images in _chosen(self._images, rows)
+        ]
+        return np.block(blocks)
+
+
+def _stacked(chunks: list[Raw]) -> NDArray[np.float32]:
+    vectors = [chunk for chunk in chunks if isinstance(chunk, torch.Tensor)]
+    return torch.cat(vectors).float().numpy() if vectors else np.zeros((0, 1), np.float32)
+
+
+def _chosen(chunks: list[Raw], places: NDArray[np.int64]) -> Iterator[Raw]:
+    """The items at these places (in rising order), chunk by chunk."""
+    for number, chunk in enumerate(chunks):
+        first = number * AT_ONCE
+        here = places[(places >= first) & (places < first + AT_ONCE)] - first
+        if len(here):
+            yield take(chunk, torch.from_numpy(here))
+
+
+@dataclass(frozen=True)
+class RankedSplit:
+    """Ranks in both directions, and the scores they come from.
+
+    Attributes:
+        gallery: the images and captions.
+        scores: block by block.
+        ranks: among all of them.
+        folds: the same within each fold, if there were any.
+    """
+
+    gallery: Gallery
+    scores: PairScores
+    ranks: RetrievalRanks
+    folds: list[RetrievalRanks]
+
+
+def rank_split(
+    retriever: Retriever,
+    prepared: Prepared,
+    split: str = "test",
+    folds: int | None = None,
+    on_embedding: OnProgress | None = None,
+    on_ranking: OnProgress | None = None,
+) -> RankedSplit:
+    """Rank all captions of a split for each of its images, and all images for each caption.
+
+    Args:
+        retriever: in eval mode.
+        prepared: data and features.
+        split: the images.
+        folds: also rank within so many equal runs of consecutive images (COCO's "1K": 5 folds of its 5,000).
+        on_embedding: called with items embedded and items in all.
+        on_ranking: called with images done and images in all.
+
+    Example:
+        >>> ranked = rank_split(retriever, prepared, "val")                       # doctest: +SKIP
+        >>> summarize_retrieval(ranked.ranks).figures()["R@sum"]                  # doctest: +SKIP
+        3.12
+    """
+    prepared.store.check(prepared.dataset, retriever.encoder)
+    gallery = Gallery.of_split(prepared, split)
+    images = len(gallery.ids)
+    if folds is not None and (folds < 1 or images % folds):
+        raise DataError(f"{images} images cannot be cut into {folds} equal folds; take another number of folds")
+    scores = PairScores(retriever, prepared.store, gallery.rows, gallery.captions, on_embedding)
+    owner, rounding = gallery.image_of_caption, scores.rounding
+    ranks = retrieval_ranks(scores, owner, images, rounding=rounding, on_progress=on_ranking)
+    within = [] if folds is None else fold_ranks(scores, owner, folds, images, rounding=rounding)
+    return RankedSplit(gallery, scores, ranks, within)
+
+
+@dataclass(frozen=True)
+class RankedCaptions:
+    """Ranks of the images that captions were written for, and their similarities; one caption per image."""
+
+    ranks: NDArray[np.int64]
+    similarities: NDArray[np.float64]
+
+    def summary(self) -> RankSummary:
+        """Recall at 1, 5, 10, 50 and 500, as far as there are so many images, with chance beside; mean and median."""
+        images = len(self.ranks)
+        return summarize_ranks(self.ranks, images, [k for k in KS if k <= images])
+
+
+def rank_captions_under(
+    retriever: Retriever,
+    prepared: Prepared,
+    rows: Sequence[int],
+    captions: Sequence[str],
+    on_progress: OnProgress | None = None,
+) -> RankedCaptions:
+    """Let captions look for their images under a retriever; caption t belongs to image `rows[t]`.
+
+    Args:
+        retriever: in eval mode.
+        prepared: data and features.
+        rows: the images' rows in the store.
+        captions: one caption per image, whoever wrote them.
+        on_progress: called with images done and images in all.
+    """
+    prepared.store.check(prepared.dataset, retriever.encoder)
+    scores = PairScores(retriever, prepared.store, rows, captions)
+    own = np.arange(len(rows))
+    ranks = retrieval_ranks(scores, own, len(rows), rounding=scores.rounding, on_progress=on_progress).text_to_image
+    blocks = [own[start : start + AT_ONCE] for start in range(0, len(own), AT_ONCE)]
+    similarities = [np.diagonal(scores(slice(block[0], block[-1] + 1), block)) for block in blocks]
+    return RankedCaptions(ranks, np.concatenate(similarities))
+
+
+def shown_queries(ranks: NDArray[np.int64], count: int = SHOWN) -> list[int]:
+    """Queries to show: half of them with the right item first, half without, from all over the split."""
+    right, wrong = np.flatnonzero(ranks == 1), np.flatnonzero(ranks > 1)
+    hits = _spread(right, max(count - count // 2, count - len(wrong)))
+    return [*hits, *_spread(wrong, count - len(hits))]
+
+
+def _spread(places: NDArray[np.int64], count: int) -> list[int]:
+    if len(places) <= count:
+        return [int(place) for place in places]
+    return [int(place) for place in places[np.linspace(0, len(places) - 1, count).round().astype(np.int64)]]
+
+
+def first_images(ranked: RankedSplit, captions: Sequence[int], count: int = FIRST) -> list[list[int]]:
+    """The best images for each of these captions, best first; its own is in the place of its rank."""
+    scores, owner = ranked.scores, ranked.gallery.image_of_caption
+    found = []
+    for caption in captions:
+        column = np.array([caption])
+        blocks = [scores(slice(start, start + AT_ONCE), column)[:, 0] for start in range(0, scores.shape[0], AT_ONCE)]
+        found.append(
+            _best(np.concatenate(blocks), np.arange(scores.shape[0]) == owner[caption], scores.rounding, count)
+        )
+    return found
+
+
+def first_captions(ranked: RankedSplit, images: Sequence[int], count: int = FIRST) -> list[list[int]]:
+    """The best captions for each of these images, best first; the first of its own is in the place of its rank."""
+    scores, owner = ranked.scores, ranked.gallery.image_of_caption
+    everything = np.arange(scores.shape[1])
+    return [
+        _best(scores(slice(image, image + 1), everything)[0], owner == image, scores.rounding, count)
+        for image in images
+    ]
+
+
+def _best(scores: NDArray[np.float64], right: NDArray[np.bool_], rounding: float, count: int) -> list[int]:
+    """Places of the highest scores; what is right comes after its ties, as its rank says, others by their place."""
+    lowered = np.nextafter(scores - rounding, -np.inf)
+    best: list[int] = np.argsort(-np.where(right, lowered, scores), kind="stable")[:count].tolist()
+    return best
