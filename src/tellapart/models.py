@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from tellapart.retrievers.base import Retriever
 
 FORMAT = 1
-FILES = {"model.safetensors", "model.json", "vocabulary.json", "README.md", "huggingface"}
+FILES = {"model.safetensors", "model.json", "vocabulary.json", "README.md", "concepts.json", "huggingface"}
 # The kinds of models, and the verb that measures each.
 MEASURED_WITH = {"captioner": "evaluate", "retriever": "evaluate-retrieval"}
 ABOUT = {
@@ -77,10 +77,15 @@ class Model(nn.Module, ABC):
     @classmethod
     def make(cls, settings: BaseModel, captions: Iterable[str], data: DataSettings, encoder: EncoderIdentity) -> Model:
         """A new model for a recipe; its words are those of the training captions."""
+        return cls(settings, cls.make_vocabulary(captions, data), encoder)
+
+    @staticmethod
+    def make_vocabulary(captions: Iterable[str], data: DataSettings) -> Vocabulary:
+        """The words of the training captions that are frequent enough."""
         vocabulary = Vocabulary.build(captions, data.min_count, data.normaliser, data.max_words)
         if len(vocabulary) == len(SPECIALS):
             raise DataError(f"no word occurs {data.min_count} times in the training captions; lower data.min_count")
-        return cls(settings, vocabulary, encoder)
+        return vocabulary
 
     @classmethod
     def files(cls, settings: BaseModel) -> dict[str, Path]:

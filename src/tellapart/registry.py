@@ -35,6 +35,8 @@ TABLE: dict[str, dict[str, str]] = {
     },
     "retriever": {
         "ranking": "tellapart.retrievers.ranking:Ranking",
+        "coder": "tellapart.retrievers.coder:Coder",
+        "scan": "tellapart.retrievers.scan:Scan",
     },
     "objective": {
         "likelihood": "tellapart.objectives.likelihood:Likelihood",
@@ -44,6 +46,7 @@ TABLE: dict[str, dict[str, str]] = {
         "introspective": "tellapart.objectives.introspective:Introspective",
         "adversarial": "tellapart.objectives.adversarial:Adversarial",
         "ranking-hinge": "tellapart.objectives.ranking:RankingHinge",
+        "coder": "tellapart.objectives.coder:Coder",
         "composed": "tellapart.objectives.composed:Composed",
     },
 }

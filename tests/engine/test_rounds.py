@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tellapart.models import model_digest
 from tellapart.cli import recipes_folder
 from tellapart.engine.rounds import train_in_rounds
 from tellapart.errors import RecipeError
 from tellapart.files import read_json
+from tellapart.models import model_digest
 from tellapart.recipe import Recipe
 
 TINY = [

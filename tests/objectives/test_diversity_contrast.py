@@ -265,5 +265,5 @@ def test_an_empty_bank_says_nothing_about_diversity() -> None:
 
 
 def test_weights_of_equation_8() -> None:
-    assert coder_weights() == {"dcl_instance": 3.0, "dcl_memory": 1.0, "dcl_concept": 1.0, "prototypes": 1.0}
-    assert coder_weights(2.0, concept_twice=True)["dcl_concept"] == 2.0
+    assert coder_weights() == {"instance": 3.0, "memory": 1.0, "concept": 1.0, "prototypes": 1.0}
+    assert coder_weights(2.0, concept_twice=True)["concept"] == 2.0

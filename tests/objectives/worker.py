@@ -20,6 +20,7 @@ from support.tiny import WORDS, make_captioner, make_retriever
 from tellapart.captioners.base import Captioner
 from tellapart.objectives.adversarial import Adversarial, AdversarialSettings
 from tellapart.objectives.base import Objective
+from tellapart.objectives.coder import Coder, CoderSettings
 from tellapart.objectives.contrastive import Contrastive, ContrastiveSettings
 from tellapart.objectives.difference import Difference, DifferenceSettings
 from tellapart.objectives.introspective import Introspective, IntrospectiveSettings
@@ -57,12 +58,21 @@ OBJECTIVES: dict[str, Callable[[Captioner], Objective]] = {
 # These contrast within a batch: a step in parts sees less, and is another step.
 RETRIEVAL: dict[str, Callable[[Retriever], Objective]] = {
     "ranking-hinge": lambda target: RankingHinge(RankingHingeSettings(negatives=3), target),
+    "coder": lambda target: Coder(CoderSettings(bank=9, diversity_of_bank=True, prototypes=3), target),
+    "coder-literally": lambda target: Coder(
+        CoderSettings(bank=9, bank_anchors=True, positive_weight=0.1, concept_twice=True), target
+    ),
+    "triplet": lambda target: Coder(CoderSettings(loss="triplet"), target),
 }
 
 
 def make(name: str, dropout: float = 0.0) -> Objective:
     if name in RETRIEVAL:
-        return RETRIEVAL[name](make_retriever(seed=1, dropout=dropout))
+        # Regions and words are left out by each process's own chance; without it halves can equal the whole.
+        quiet = {"drop_regions": dropout, "disturb_words": dropout}
+        if name == "ranking-hinge":
+            return RETRIEVAL[name](make_retriever(seed=1, dropout=dropout))
+        return RETRIEVAL[name](make_retriever(seed=1, name="coder", dropout=dropout, **quiet))
     return OBJECTIVES[name](make_captioner(seed=1, dropout=dropout))
 
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tellapart.models import model_digest
 from tellapart.cli import recipes_folder
 from tellapart.engine.run import Run
 from tellapart.errors import RecipeError
 from tellapart.files import read_json, read_jsonl
 from tellapart.metrics import paired_bootstrap
+from tellapart.models import model_digest
 from tellapart.recipe import BUDGETS
 from tellapart.studies import run as study_run
 from tellapart.studies.base import TABLE, Model, find_study

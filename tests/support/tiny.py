@@ -12,6 +12,7 @@ from tellapart import registry
 from tellapart.data.features import FeatureStore
 from tellapart.data.records import Dataset, Record
 from tellapart.encoders.images import EncoderIdentity
+from tellapart.retrievers.concepts import Concept
 from tellapart.text import Vocabulary
 
 WORDS = ("a", "red", "blue", "house", "tree", "car", "near", "two")
@@ -39,6 +40,8 @@ def make_captioner(
 
 RETRIEVERS: dict[str, dict[str, Any]] = {
     "ranking": {"words": 5, "hidden": 4, "embedding": 7},
+    "coder": {"words": 5, "width": 6, "concepts": 4},
+    "scan": {"words": 5, "width": 6},
 }
 
 
@@ -46,7 +49,11 @@ def make_retriever(seed: int = 0, words: Vocabulary | None = None, name: str = "
     """A tiny retriever of any architecture, in eval mode."""
     torch.manual_seed(seed)
     cls = registry.find("retriever", name)
-    return cls(cls.Settings(**{**RETRIEVERS[name], **settings}), words or Vocabulary(WORDS), IDENTITY).eval()
+    chosen = cls.Settings(**{**RETRIEVERS[name], **settings})
+    known = words or Vocabulary(WORDS)
+    count = getattr(chosen, "concepts", 0)
+    extra = [[Concept(word, "noun", (word,)) for word in WORDS[:count]]] if count else []
+    return cls(chosen, known, IDENTITY, *extra).eval()
 
 
 def make_data() -> tuple[Dataset, FeatureStore]:

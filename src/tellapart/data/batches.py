@@ -8,7 +8,7 @@ to processes and to the parts of an accumulated step; what is drawn for an image
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
@@ -110,6 +110,13 @@ class Batch:
         """
         seed = np.random.SeedSequence([*self.noise_seed, *name.encode()]).generate_state(1, np.uint64)
         return torch.Generator().manual_seed(int(seed[0] >> np.uint64(1)))
+
+    def image_numbers(self) -> torch.Tensor:
+        """Which images of the split these are, `[images]`: what a bank knows them by in later steps."""
+        device = self.pairs.kind.device
+        if self.source is None:
+            return torch.arange(len(self.ids), device=device)
+        return self.source.numbers(self.ids).to(device)
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on a device, with nothing computed yet."""
@@ -223,6 +230,10 @@ class BatchSource:
         rows = batch.pairs.of(Kind.POSITIVE)
         places, image_row = batch.places[batch.pairs.caption_row[rows]], batch.pairs.image_row[rows]
         return self._assemble(images, places, image_row, Kind.DISTRACTOR).to(image_row.device)
+
+    def numbers(self, ids: Sequence[str]) -> torch.Tensor:
+        """The places of these images in the split."""
+        return torch.tensor([self._image_of_id[id] for id in ids], dtype=torch.long)
 
     def once(self, key: Hashable, compute: Callable[[], T]) -> T:
         """Compute something at most once for the whole split, e.g. what a frozen model says of its pairs."""

@@ -364,7 +364,12 @@ class Trainer:
         device = self.fabric.device
         self.objective.eval()
         self._seed(FOR_EPOCH, epoch)  # the same in all processes: what they compute from gathered data is equal
-        self.objective.epoch_start(Epoch(epoch, lambda: (batch.to(device) for batch in self.batches.epoch())))
+
+        def moved(batches: Iterator[Batch]) -> Iterator[Batch]:
+            return (batch.to(device) for batch in batches)
+
+        whole = Epoch(epoch, lambda: moved(self.batches.epoch()), lambda: moved(self.batches.positives()))
+        self.objective.epoch_start(whole)
         self.objective.train()
 
     def _make_phases(self) -> list[Phase]:

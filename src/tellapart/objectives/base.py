@@ -62,10 +62,12 @@ class Epoch:
     Attributes:
         number: from 0.
         batches: one pass over the training split in record order, on the device; each process sees its share.
+        pairs: the same with every caption of an image, nothing drawn.
     """
 
     number: int
     batches: Callable[[], Iterator[Batch]]
+    pairs: Callable[[], Iterator[Batch]]
 
 
 class Processes:

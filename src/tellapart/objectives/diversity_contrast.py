@@ -253,11 +253,11 @@ def coder_weights(instance: float = 3.0, concept_twice: bool = False) -> dict[st
 
     Example:
         >>> coder_weights()
-        {'dcl_instance': 3.0, 'dcl_memory': 1.0, 'dcl_concept': 1.0, 'prototypes': 1.0}
+        {'instance': 3.0, 'memory': 1.0, 'concept': 1.0, 'prototypes': 1.0}
     """
     return {
-        "dcl_instance": instance,
-        "dcl_memory": 1.0,
-        "dcl_concept": 2.0 if concept_twice else 1.0,
+        "instance": instance,
+        "memory": 1.0,
+        "concept": 2.0 if concept_twice else 1.0,
         "prototypes": 1.0,
     }

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import ClassVar, TypeAlias
 
 import torch
+from torch.nn import functional
 
 from tellapart.errors import RecipeError
 from tellapart.models import Model, load_retriever
@@ -72,6 +73,14 @@ class Retriever(Model):
         The similarity is the inner product of an image's and a caption's.
         """
         raise NotImplementedError(f"{self.name} has no index vectors; use similarity")
+
+    def branches(self, raw: Raw) -> tuple[torch.Tensor, ...]:
+        """Unit vectors of each branch, the instances' first, `[items, width]` each; by default the index vectors'."""
+        return (functional.normalize(self.index_vectors(raw).float(), dim=1),)
+
+    def branch_widths(self) -> tuple[int, ...]:
+        """How wide the vectors of `branches` are; none for a retriever that only compares."""
+        return ()
 
     def bind(self, vocabulary: Vocabulary) -> BoundWords:
         """This retriever as a reader of weights over a captioner's words, matched by their strings."""

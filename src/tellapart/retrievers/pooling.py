@@ -47,6 +47,18 @@ def position_encodings(count: int, width: int, device: torch.device | None = Non
     return torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)
 
 
+def sort_items(items: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Each dimension's values by themselves, largest first, `[rows, items, width]`; zero beyond a row's items.
+
+    >>> sort_items(torch.tensor([[[1.0], [3.0], [9.0]]]), torch.tensor([[True, True, False]])).flatten()
+    tensor([3., 1., 0.])
+    """
+    # Masked twice: below everything for the sort, then zero, for −∞ times a weight of zero is not zero.
+    ordered = items.masked_fill(~mask[..., None], -torch.inf).sort(dim=1, descending=True).values
+    absent = torch.arange(items.shape[1], device=items.device) >= mask.sum(dim=1)[:, None]
+    return ordered.masked_fill(absent[..., None], 0.0)
+
+
 class GeneralizedPooling(nn.Module):
     """Learned weights over sorted values (GPO): in every dimension, the k-th largest value has the weight θ_k.
 
@@ -105,14 +117,18 @@ class GeneralizedPooling(nn.Module):
             items: `[rows, items, width]`.
             mask: which items are there, `[rows, items]`.
         """
-        if not mask.numel():  # an empty share of a batch
-            return items.sum(dim=1)
-        # Masked twice: below everything for the sort, then zero, for −∞ times a weight of zero is not zero.
-        counts = mask.sum(dim=1)
-        ordered = items.masked_fill(~mask[..., None], -torch.inf).sort(dim=1, descending=True).values
-        absent = torch.arange(items.shape[1], device=items.device) >= counts[:, None]
-        ordered = ordered.masked_fill(absent[..., None], 0.0)
-        theta = self.weights(counts, items.shape[1]).to(items.dtype)
+        return self.combine(sort_items(items, mask), mask.sum(dim=1))
+
+    def combine(self, ordered: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        """The same from items that are sorted already, so that several poolings share one sort.
+
+        Args:
+            ordered: from `sort_items`, `[rows, items, width]`.
+            counts: how many items each row has, `[rows]`.
+        """
+        if not ordered.shape[:2].numel():  # an empty share of a batch
+            return ordered.sum(dim=1)
+        theta = self.weights(counts, ordered.shape[1]).to(ordered.dtype)
         return torch.einsum("rk,rkd->rd", theta, ordered)
 
 

@@ -111,6 +111,9 @@ class Ranking(WordRetriever):
         padded, _ = nn.utils.rnn.pad_packed_sequence(states, batch_first=True, padding_value=-torch.inf)
         return pooled.to(padded.dtype).index_copy(0, rows, padded.amax(dim=1))
 
+    def branch_widths(self) -> tuple[int, ...]:
+        return (self.settings.embedding,)
+
     def index_vectors(self, raw: Raw) -> torch.Tensor:
         assert isinstance(raw, torch.Tensor)
         return functional.normalize(raw.float(), dim=1) if self.settings.reading == "cosine" else raw.float()

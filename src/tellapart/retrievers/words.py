@@ -62,14 +62,17 @@ class WordRetriever(Retriever):
         return self.word.weight * self.known
 
     def embed_texts(self, captions: Sequence[str]) -> Raw:
+        tokens = self.tokens_of(captions)
+        return self.embed_words(self.word(tokens) * self.known[tokens], (tokens != PAD).sum(dim=1))
+
+    def tokens_of(self, captions: Sequence[str]) -> torch.Tensor:
+        """Rows of the word table, `[captions, longest]`: words, then padding."""
         rows = [torch.tensor(self.vocabulary.encode(caption)[:-1], dtype=torch.long) for caption in captions]
-        lengths = torch.tensor([len(row) for row in rows], dtype=torch.long, device=self.device)
         longest = max((len(row) for row in rows), default=0)
         tokens = torch.full((len(rows), longest), PAD)
         for place, row in enumerate(rows):
             tokens[place, : len(row)] = row
-        tokens = tokens.to(self.device)
-        return self.embed_words(self.word(tokens) * self.known[tokens], lengths)
+        return tokens.to(self.device)
 
     def bind(self, vocabulary: Vocabulary) -> BoundWords:
         if type(vocabulary) is not Vocabulary:

@@ -1,0 +1,333 @@
+"""CODER's training (Wang et al., ECCV 2022): diversity-sensitive contrast, coupled momentum banks, prototypes.
+
+With everything switched off but a loss it is the training of its rivals: `loss: triplet` alone is VSE++'s (BTR).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+
+from tellapart.data.batches import Batch, Kind
+from tellapart.errors import RecipeError
+from tellapart.objectives.base import Epoch, Progress, RetrievalObjective, Total
+from tellapart.objectives.diversity_contrast import (
+    Anchors,
+    coder_weights,
+    dcl_loss,
+    info_nce,
+    mean_diversity,
+    other_images,
+    triplet_loss,
+    unscaled_diversity,
+)
+from tellapart.objectives.memory import NO_IMAGE, MomentumBank, MomentumEncoder
+from tellapart.objectives.prototypes import Prototypes
+from tellapart.retrievers.base import Raw, Retriever
+
+
+class CoderSettings(BaseModel):
+    """Settings of `Coder`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    loss: Literal["dcl", "triplet", "info-nce"] = Field("dcl", description="triplet with the hardest negative is BTR")
+    diversity_of_batch: bool = Field(True, description="dcl: explicit diversity, from the batch; else eq. 4")
+    diversity_of_bank: bool = Field(False, description="dcl: averaged with that among the bank (MB of Table 3)")
+    mu: float = Field(0.1, gt=0, description="dcl: μ, temperature")
+    gamma: float = Field(0.3, description="dcl: γ, margin")
+    epsilon: float = Field(0.1, gt=0, description="dcl: ε of the diversity")
+    positive_weight: float = Field(1.0, ge=0, description="dcl: weight of log(1 + S); read literally it is μ")
+    margin: float = Field(0.2, ge=0, description="triplet: α")
+    temperature: float = Field(0.05, gt=0, description="info-nce: τ")
+    bank: int = Field(0, ge=0, description="slots of each memory bank, 4096 in the paper; 0: none")
+    bank_loss: bool = Field(True, description="contrast with the bank (M-DCL), where there is one")
+    bank_anchors: bool = Field(False, description="eq. 6 read literally: the bank's entries are anchors too")
+    momentum: float = Field(0.995, ge=0, le=1, description="of the encoders that fill the bank")
+    instance_weight: float = Field(3.0, ge=0, description="λ of eq. 8")
+    concept_loss: bool = Field(True, description="contrast of the concept branch, where the retriever has one")
+    concept_twice: bool = Field(False, description="L_DCL^C read literally: both directions count twice")
+    prototypes: int = Field(0, ge=0, description="K: clusters that the concept branch must name; 0: none")
+    cluster_every: int = Field(1, ge=1, description="epochs from one clustering to the next")
+
+
+class Coder(RetrievalObjective):
+    """The losses of CODER, eq. 3–8, each with a switch.
+
+    ::
+
+        L = λ L_DCL^I + L_M-DCL^I + L_DCL^C + L_PGC                                        (8)
+
+    - `instance`, L_DCL^I: both directions among the batch, eq. 5, with the diversity of each anchor, eq. 3, from the
+      batch (`diversity_of_batch`) or averaged with that among the bank (`diversity_of_bank`);
+    - `memory`, L_M-DCL^I, eq. 6 (`bank`): the anchors against the coupled banks; the partner is its momentum key;
+    - `concept`, L_DCL^C: the same as the first for the concept branch;
+    - `prototypes`, L_PGC, eq. 7: both concept descriptors name the cluster that their pair's v^I + w^I is in. The pairs
+      of the training split are clustered anew every `cluster_every` epochs, from the centres before.
+
+    `loss` puts the triplet loss with the hardest negatives (BTR) or InfoNCE in the place of DCL, everywhere. A
+    retriever without branches is trained by its index vectors, one without those (SCAN) by its similarity.
+
+    Captions of an anchor's own image are never negatives, in the batch and in the bank. Anchors are a process's own,
+    candidates are everyone's, and banks are filled with everyone's keys, so that processes keep equal ones.
+
+    Logged: `diversity`, the mean of eq. 3 before it is normalised; `deviation`, the mean SD of an anchor's negatives;
+    `similarity_positive` and `similarity_negative`, the mean cosines.
+
+    Args:
+        settings: see `CoderSettings`.
+        target: the retriever that is trained.
+
+    Example:
+        >>> objective = Coder(CoderSettings(bank=4096), retriever)   # doctest: +SKIP
+    """
+
+    name = "coder"
+    Settings = CoderSettings
+    settings: CoderSettings
+
+    def __init__(self, settings: CoderSettings, target: Retriever, reference: None = None) -> None:
+        super().__init__(settings, target, reference)
+        widths = target.branch_widths()
+        self._check(settings, widths)
+        self.remembers = settings.bank > 0 or settings.prototypes > 0
+        self.momentum = MomentumEncoder(target, settings.momentum) if self.remembers else None
+        self.bank = MomentumBank(settings.bank, widths[0]) if settings.bank else None
+        self.prototypes = Prototypes(settings.prototypes, widths[0], widths[1]) if settings.prototypes else None
+        self.concepts = settings.concept_loss and len(widths) > 1
+        self._pending: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+
+    def _check(self, settings: CoderSettings, widths: tuple[int, ...]) -> None:
+        name = self.target.name
+        if not widths and (settings.bank or settings.prototypes):
+            raise RecipeError(
+                f"objective: banks and prototypes hold one vector per item, and the {name} retriever has none; "
+                "set bank and prototypes to 0"
+            )
+        if settings.prototypes and len(widths) < 2:
+            raise RecipeError(
+                f"objective.prototypes: the {name} retriever has no concept branch to name them; "
+                "set retriever.concepts, or prototypes to 0"
+            )
+        if settings.diversity_of_bank and not (settings.bank and settings.diversity_of_batch):
+            raise RecipeError(
+                "objective.diversity_of_bank: it averages the bank's diversity with the batch's; "
+                "set bank and diversity_of_batch too"
+            )
+
+    def losses(self, phase: str = "train") -> dict[str, float]:
+        weights = coder_weights(self.settings.instance_weight, self.settings.concept_twice)
+        active = {
+            "instance": True,
+            "memory": self.bank is not None and self.settings.bank_loss,
+            "concept": self.concepts,
+            "prototypes": self.prototypes is not None,
+        }
+        return {name: weight for name, weight in weights.items() if active[name]}
+
+    def forward(self, batch: Batch, progress: Progress, phase: str = "train") -> dict[str, Total]:
+        pairs = batch.pairs.of(Kind.POSITIVE)
+        captions = [batch.captions[row] for row in batch.pairs.caption_row[pairs].tolist()]
+        features = batch.features[self.target.encoder.name]
+        image_of_pair = batch.pairs.image_row[pairs]
+        images, texts = self.target.embed_images(features), self.target.embed_texts(captions)
+        numbers = batch.image_numbers()
+        own = numbers[image_of_pair]
+        if not self.target.branch_widths():
+            both = self._by_similarity(images, texts, image_of_pair, numbers, own)
+            return self._totals({"instance": self._contrast(both)}, both)
+
+        vectors = [
+            (of_image[image_of_pair], of_image, of_text)
+            for of_image, of_text in zip(self.target.branches(images), self.target.branches(texts), strict=True)
+        ]
+        keys = self._keys(features, captions, image_of_pair)
+        both = self._anchors(*vectors[0], numbers, own)
+        diversities = self._diversities(both, vectors[0], own)
+        terms = {"instance": self._contrast(both, diversities)}
+        if self.bank is not None and self.settings.bank_loss:
+            assert keys is not None
+            terms["memory"] = self._against_bank(vectors[0], keys, own, diversities)
+        if self.concepts:
+            of_concepts = self._anchors(*vectors[1], numbers, own)
+            terms["concept"] = self._contrast(of_concepts, self._diversities(of_concepts))
+        if self.prototypes is not None:
+            assert keys is not None
+            terms["prototypes"] = self._name_prototypes(vectors[1], keys)
+        if self.training and self.bank is not None and keys is not None:
+            self._pending.append((*keys, own))
+        return self._totals(terms, both)
+
+    # --- anchors and their diversity --------------------------------------------------------------------------
+
+    def _anchors(
+        self,
+        of_pair: torch.Tensor,
+        images: torch.Tensor,
+        texts: torch.Tensor,
+        numbers: torch.Tensor,
+        own: torch.Tensor,
+    ) -> tuple[Anchors, Anchors]:
+        """This process's pairs as anchors both ways, among everyone's texts and images."""
+        gather = self.processes.gather
+        positives = (of_pair * texts).sum(dim=1)
+        to_text = of_pair @ gather(texts, gradient=True).t()
+        to_image = texts @ gather(images, gradient=True).t()
+        return (
+            Anchors(positives, to_text, other_images(own, gather(own))),
+            Anchors(positives, to_image, other_images(own, gather(numbers))),
+        )
+
+    def _by_similarity(
+        self, images: Raw, texts: Raw, image_of_pair: torch.Tensor, numbers: torch.Tensor, own: torch.Tensor
+    ) -> tuple[Anchors, Anchors]:
+        """The same for a retriever that only compares: its similarity of this process's own images and texts."""
+        if self.processes.world > 1:
+            raise RecipeError(
+                f"the {self.target.name} retriever compares items one with another and trains on one process; "
+                "start it without torchrun"
+            )
+        similarity = self.target.similarity(images, texts)
+        pairs = torch.arange(len(own), device=own.device)
+        positives = similarity[image_of_pair, pairs]
+        negatives = other_images(numbers, own)
+        return (
+            Anchors(positives, similarity[image_of_pair], negatives[image_of_pair]),
+            Anchors(positives, similarity.t(), negatives.t()),
+        )
+
+    def _diversities(
+        self,
+        both: tuple[Anchors, Anchors],
+        vectors: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
+        own: torch.Tensor | None = None,
+    ) -> list[torch.Tensor] | None:
+        """div of each anchor, both ways: among the batch, or averaged with that among the bank; `None` is eq. 4."""
+        if self.settings.loss != "dcl" or not self.settings.diversity_of_batch:
+            return None
+        of_batch = [self._diversity(anchors.similarity, anchors.negatives) for anchors in both]
+        if not self.settings.diversity_of_bank or vectors is None or own is None:
+            return of_batch
+        assert self.bank is not None
+        negatives = self.bank.negatives(own)
+        of_pair, _, texts = (part.detach() for part in vectors)
+        among = (of_pair @ self.bank.text_keys.t(), texts @ self.bank.image_keys.t())
+        of_bank = [self._diversity(similarity, negatives) for similarity in among]
+        return [mean_diversity(one, other, negatives) for one, other in zip(of_batch, of_bank, strict=True)]
+
+    def _diversity(self, similarity: torch.Tensor, negatives: torch.Tensor) -> torch.Tensor:
+        """Eq. 3, divided by the largest of everyone's anchors."""
+        unscaled = unscaled_diversity(similarity, negatives, self.settings.epsilon)
+        everyones = self.processes.gather(unscaled)
+        return unscaled / everyones.max() if len(everyones) else unscaled
+
+    # --- the losses, one value per pair -----------------------------------------------------------------------
+
+    def _contrast(self, both: tuple[Anchors, Anchors], diversities: list[torch.Tensor] | None = None) -> torch.Tensor:
+        """The chosen loss, both directions, `[P]`."""
+        settings = self.settings
+        if settings.loss == "triplet":
+            parts = [triplet_loss(*anchors, margin=settings.margin) for anchors in both]
+        elif settings.loss == "info-nce":
+            parts = [info_nce(*anchors, temperature=settings.temperature) for anchors in both]
+        else:
+            given: list[torch.Tensor | None] = [None, None] if diversities is None else [*diversities]
+            parts = [
+                dcl_loss(*anchors, diversity, settings.mu, settings.gamma, settings.positive_weight)
+                for anchors, diversity in zip(both, given, strict=True)
+            ]
+        return torch.stack(parts).sum(dim=0)
+
+    def _against_bank(
+        self,
+        vectors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+        keys: tuple[torch.Tensor, torch.Tensor],
+        own: torch.Tensor,
+        diversities: list[torch.Tensor] | None,
+    ) -> torch.Tensor:
+        """L_M-DCL: images against the texts' bank, texts against the images', `[P]`."""
+        assert self.bank is not None
+        of_pair, _, texts = vectors
+        image_keys, text_keys = keys
+        negatives = self.bank.negatives(own)
+        # The buffers are written after the step; the graph keeps what it saw.
+        banks = self.bank.text_keys.clone(), self.bank.image_keys.clone()
+        both = (
+            Anchors((of_pair * text_keys).sum(dim=1), of_pair @ banks[0].t(), negatives),
+            Anchors((texts * image_keys).sum(dim=1), texts @ banks[1].t(), negatives),
+        )
+        loss = self._contrast(both, diversities)
+        if not self.settings.bank_anchors:
+            return loss
+        # Read literally: the bank's entries are anchors as well, which everyone's batch pushes away. Their mean is
+        # added to each pair, so that it is the mean over pairs too.
+        negatives = self.bank.negatives(self.processes.gather(own)).t()
+        for part, keys_of_bank in zip((of_pair, texts), banks, strict=True):
+            similarity = keys_of_bank @ self.processes.gather(part, gradient=True).t()
+            pushed = dcl_loss(None, similarity, negatives, None, self.settings.mu, self.settings.gamma)
+            loss = loss + pushed[self.bank.images != NO_IMAGE].sum() / max(1, self.bank.filled)
+        return loss
+
+    def _name_prototypes(
+        self, concepts: tuple[torch.Tensor, torch.Tensor, torch.Tensor], keys: tuple[torch.Tensor, torch.Tensor]
+    ) -> torch.Tensor:
+        assert self.prototypes is not None
+        if not self.prototypes.clustered:  # before the first epoch, e.g. when a training is looked over
+            return concepts[2].sum(dim=1) * 0
+        named: torch.Tensor = self.prototypes(concepts[0], concepts[2], self.prototypes.labels(keys[0] + keys[1]))
+        return named
+
+    # --- what is remembered -----------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def _keys(
+        self, features: torch.Tensor, captions: list[str], image_of_pair: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Each pair's image key and text key: instance vectors of the momentum encoders."""
+        if self.momentum is None:
+            return None
+        encoder = self.momentum.encoder
+        images = encoder.branches(encoder.embed_images(features))[0]
+        return images[image_of_pair], encoder.branches(encoder.embed_texts(captions))[0]
+
+    @torch.no_grad()
+    def epoch_start(self, epoch: Epoch) -> None:
+        """Cluster all pairs of the training split by v^I + w^I of the momentum encoders."""
+        if self.prototypes is None or epoch.number % self.settings.cluster_every:
+            return
+        points = []
+        for batch in epoch.pairs():
+            rows = batch.pairs.image_row
+            keys = self._keys(batch.features[self.target.encoder.name], batch.captions, rows)
+            assert keys is not None
+            points.append(self.processes.gather(keys[0] + keys[1]))
+        self.prototypes.cluster(torch.cat(points), iterations=5 if self.prototypes.clustered else 20)
+
+    def after_step(self) -> None:
+        """The momentum encoders follow; then the step's keys go into the banks."""
+        for keys in self._pending:
+            assert self.bank is not None
+            self.bank.enqueue(*(self.processes.gather(part) for part in keys))
+        self._pending = []
+        if self.momentum is not None:
+            self.momentum.update(self.target)
+
+    # --- figures ----------------------------------------------------------------------------------------------
+
+    def _totals(self, terms: dict[str, torch.Tensor], both: tuple[Anchors, Anchors]) -> dict[str, Total]:
+        totals = {name: Total(values.sum(), len(values)) for name, values in terms.items()}
+        with torch.no_grad():
+            unscaled = torch.cat([unscaled_diversity(a.similarity, a.negatives, self.settings.epsilon) for a in both])
+            negative = torch.cat([anchors.similarity[anchors.negatives].float() for anchors in both])
+            positives = both[0].positives.detach().float()
+            # SD from 1 + exp(−ε/SD); anchors whose negatives are all equal have none.
+            deviation = self.settings.epsilon / -torch.log((unscaled - 1).clamp(min=1e-30))
+        return {
+            **totals,
+            "diversity": Total(unscaled.sum(), len(unscaled)),
+            "deviation": Total(deviation.sum(), len(deviation)),
+            "similarity_positive": Total(positives.sum(), len(positives)),
+            "similarity_negative": Total(negative.sum(), len(negative)),
+        }

@@ -1,0 +1,129 @@
+"""Stacked cross attention (SCAN, Lee et al., ECCV 2018): words look for the regions they mean."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import nn
+from torch.nn import functional
+
+from tellapart.encoders.images import EncoderIdentity
+from tellapart.retrievers.base import Raw
+from tellapart.retrievers.sentences import bigru_states
+from tellapart.retrievers.words import WordRetriever
+from tellapart.text import Vocabulary
+
+
+def cross_attention(
+    regions: torch.Tensor,
+    words: torch.Tensor,
+    mask: torch.Tensor,
+    sharpness: float = 9.0,
+    aggregation: Literal["mean", "logsumexp"] = "mean",
+    peak: float = 6.0,
+) -> torch.Tensor:
+    """The similarity of images and texts, `[images, texts]`, by text-to-image attention (SCAN t-i).
+
+    ::
+
+        s_ij = [v_i·e_j]₊ / √(Σ_j' [v_i·e_j']₊²)                    a region's words compete
+        α_ij = softmax_i(λ₁ s_ij),   a_j = Σ_i α_ij v_i             what word j sees
+        R_j = cos(e_j, a_j),   S = mean_j R_j   or   (1/λ₂) log Σ_j exp(λ₂ R_j)
+
+    The attended vectors are never made: a_j·e_j = Σ_i α_ij v_i·e_j and |a_j|² = α_jᵀ (V Vᵀ) α_j.
+
+    Args:
+        regions: unit vectors `[images, regions, width]`.
+        words: unit vectors `[texts, words, width]`.
+        mask: which words are there, `[texts, words]`; a text without any has similarity 0.
+        sharpness: λ₁.
+        aggregation: mean or log-sum-exp over words.
+        peak: λ₂ of the latter.
+
+    Example:
+        >>> unit = torch.eye(2)[None]
+        >>> cross_attention(unit, unit, torch.ones(1, 2, dtype=torch.bool)).round(decimals=3)
+        tensor([[1.]])
+    """
+    products = torch.einsum("ird,twd->itrw", regions, words)
+    there = mask[None, :, None]
+    seen = products.relu() * there
+    # The clamp is inside the root, whose gradient at 0 is infinite.
+    seen = seen / seen.square().sum(dim=3, keepdim=True).clamp(min=1e-16).sqrt()
+    weights = (sharpness * seen).softmax(dim=2)
+    dot = (weights * products).sum(dim=2)
+    gram = regions @ regions.transpose(1, 2)
+    length = (weights * torch.einsum("irs,itsw->itrw", gram, weights)).sum(dim=2).clamp(min=1e-16).sqrt()
+    relevance = dot / length
+    count = mask.sum(dim=1)
+    if aggregation == "mean":
+        return (relevance * mask).sum(dim=2) / count.clamp(min=1)
+    summed = (peak * relevance).masked_fill(~mask, -torch.inf)
+    # A text without words: a finite number that is then replaced.
+    summed = torch.where((count == 0)[None, :, None], 0.0, summed)
+    return torch.where(count > 0, summed.logsumexp(dim=2) / peak, 0.0)
+
+
+class ScanSettings(BaseModel):
+    """Settings of `Scan`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    width: int = Field(256, ge=1, description="of the joint space; 1024 in the paper")
+    words: int = Field(300, ge=1, description="width of the word vectors")
+    sharpness: float = Field(9.0, gt=0, description="λ₁ of the attention")
+    aggregation: Literal["mean", "logsumexp"] = "mean"
+    peak: float = Field(6.0, gt=0, description="λ₂ of logsumexp")
+    dropout: float = Field(0.0, ge=0, lt=1, description="of words and of regions' features")
+
+
+class Scan(WordRetriever):
+    """Every word attends to the regions of every image it is compared with; see `cross_attention` for the equations.
+
+    Finer than one vector per item, and far slower: nothing of a pair can be computed before the two meet. It is here
+    for the figure of accuracy against speed. It trains by its similarity (`coder` objective with `loss: triplet`).
+
+    Raw embeddings are `(regions,)` and `(words, mask)`, unit vectors.
+
+    Args:
+        settings: see `ScanSettings`.
+        vocabulary: the words it knows.
+        encoder: identity of the features it reads.
+
+    Example:
+        >>> retriever = Scan(ScanSettings(width=64), vocabulary, encoder)   # doctest: +SKIP
+    """
+
+    name = "scan"
+    Settings = ScanSettings
+    settings: ScanSettings
+    has_index_vectors = False
+
+    def __init__(self, settings: ScanSettings, vocabulary: Vocabulary, encoder: EncoderIdentity) -> None:
+        super().__init__(settings, vocabulary, encoder, settings.words)
+        self.normalise = nn.LayerNorm(encoder.width)
+        self.region = nn.Linear(encoder.width, settings.width)
+        self.sentence = nn.GRU(settings.words, settings.width, batch_first=True, bidirectional=True)
+        self.dropout = nn.Dropout(settings.dropout)
+
+    def embed_images(self, features: torch.Tensor) -> Raw:
+        regions = self.region(self.dropout(self.normalise(features)))
+        return (functional.normalize(regions.float(), dim=2),)
+
+    def embed_words(self, vectors: torch.Tensor, lengths: torch.Tensor) -> Raw:
+        states = bigru_states(self.sentence, self.dropout(vectors), lengths)
+        # As wide as any caption may be, so that rows of different batches stand in one tensor.
+        missing = self.vocabulary.max_words - states.shape[1]
+        words = functional.pad(functional.normalize(states.float(), dim=2), (0, 0, 0, max(0, missing)))
+        return words, torch.arange(words.shape[1], device=words.device) < lengths[:, None]
+
+    def similarity(self, images: Raw, texts: Raw) -> torch.Tensor:
+        (regions,), (words, mask) = images, texts
+        # Padding that no text of these needs costs as much as words.
+        longest = int(mask.sum(dim=1).max()) if len(mask) else 0
+        settings = self.settings
+        chosen = settings.sharpness, settings.aggregation, settings.peak
+        with torch.autocast(regions.device.type, enabled=False):  # mixed precision is for the layers
+            return cross_attention(regions.float(), words[:, :longest].float(), mask[:, :longest], *chosen)

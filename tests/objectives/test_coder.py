@@ -1,0 +1,239 @@
+"""CODER's whole loss against a naive loop written from eq. 3–8; its switches, banks and prototypes."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from support.tiny import IDENTITY, make_data, make_retriever
+from tellapart.data.batches import Batch, BatchSource
+from tellapart.errors import RecipeError
+from tellapart.objectives.base import Epoch, Progress
+from tellapart.objectives.coder import Coder, CoderSettings
+from tellapart.retrievers.coder import Coder as CoderRetriever
+
+MU, GAMMA, EPSILON = 0.1, 0.3, 0.1
+ALL = {"bank": 7, "diversity_of_bank": True, "prototypes": 3}
+
+
+def source(images: int = 5) -> BatchSource:
+    return BatchSource(*make_data(), "train", images)
+
+
+def retriever(concepts: int = 4) -> CoderRetriever:
+    """No noise: what is compared must be computed twice alike."""
+    made: CoderRetriever = make_retriever(seed=1, name="coder", concepts=concepts, drop_regions=0.0, disturb_words=0.0)
+    return made
+
+
+def objective(concepts: int = 4, **settings: Any) -> Coder:
+    torch.manual_seed(2)
+    made = Coder(CoderSettings(**settings), retriever(concepts))
+    if made.bank is not None:  # five of seven slots, two of them of images that batches hold
+        keys = functional.normalize(torch.randn(2, 5, made.bank.image_keys.shape[1]), dim=2)
+        made.bank.enqueue(keys[0], keys[1], torch.tensor([0, 1, 90, 91, 92]))
+    if made.prototypes is not None:
+        made.prototypes.cluster(torch.randn(9, made.prototypes.centres.shape[1]))
+    return made
+
+
+# --- naive loops ------------------------------------------------------------------------------------------------------
+
+
+def naive_diversities(rows: list[list[torch.Tensor]]) -> list[float]:
+    """Eq. 3 of anchors, given the similarities to their negatives."""
+    found = []
+    for row in rows:
+        values = [float(value.detach()) for value in row]
+        mean = sum(values) / max(1, len(values))
+        deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / max(1, len(values)))
+        found.append(1.0 if deviation < 1e-9 else 1 + math.exp(-EPSILON / deviation))
+    return [value / max(found) for value in found]
+
+
+def naive_dcl(positives: list[torch.Tensor], rows: list[list[torch.Tensor]], diversities: list[float]) -> torch.Tensor:
+    """Eq. 5, one direction, the mean over anchors; the positive with weight 1."""
+    total = torch.zeros(())
+    for positive, row, diversity in zip(positives, rows, diversities, strict=True):
+        inner = torch.ones(())
+        for value in row:
+            inner = inner + torch.exp((value - GAMMA) / (MU * diversity))
+        total = total + MU * torch.log(inner) - torch.log(1 + positive)
+    return total / len(positives)
+
+
+def naive_losses(made: Coder, batch: Batch) -> dict[str, torch.Tensor]:
+    model = made.target
+    assert isinstance(model, CoderRetriever)
+    images, texts = model.embed_images(batch.features[IDENTITY.name]), model.embed_texts(batch.captions)
+    owner = batch.pairs.image_row.tolist()
+    numbers = batch.image_numbers().tolist()
+    pairs = range(len(owner))
+    losses: dict[str, torch.Tensor] = {}
+    bank = made.bank
+    held = [] if bank is None else [s for s in range(bank.capacity) if bank.images[s] >= 0]
+
+    def negatives_of(number: int) -> list[int]:
+        assert bank is not None
+        return [slot for slot in held if int(bank.images[slot]) != number]
+
+    for branch, name in ((0, "instance"), (1, "concept")):
+        v, w = images[branch], texts[branch]
+        positives = [v[owner[p]] @ w[p] for p in pairs]
+        to_text = [[v[owner[p]] @ w[q] for q in pairs if owner[q] != owner[p]] for p in pairs]
+        to_image = [[v[i] @ w[p] for i in range(len(v)) if i != owner[p]] for p in pairs]
+        diversities = [naive_diversities(rows) for rows in (to_text, to_image)]
+        if branch == 0 and bank is not None:
+            own = [numbers[owner[p]] for p in pairs]
+            rows_of_bank = (
+                [[v[owner[p]] @ bank.text_keys[s] for s in negatives_of(own[p])] for p in pairs],
+                [[w[p] @ bank.image_keys[s] for s in negatives_of(own[p])] for p in pairs],
+            )
+            if made.settings.diversity_of_bank:
+                diversities = [
+                    [(a + b) / 2 for a, b in zip(of_batch, naive_diversities(rows), strict=True)]
+                    for of_batch, rows in zip(diversities, rows_of_bank, strict=True)
+                ]
+            # The partner is its momentum key; the momentum encoders are still equal to the retriever.
+            losses["memory"] = sum(
+                (
+                    naive_dcl(positives_of, rows, diversity)
+                    for positives_of, rows, diversity in zip(
+                        (
+                            [v[owner[p]] @ w[p].detach() for p in pairs],
+                            [v[owner[p]].detach() @ w[p] for p in pairs],
+                        ),
+                        rows_of_bank,
+                        diversities,
+                        strict=True,
+                    )
+                ),
+                torch.zeros(()),
+            )
+        losses[name] = naive_dcl(positives, to_text, diversities[0]) + naive_dcl(positives, to_image, diversities[1])
+    if made.prototypes is not None:
+        total = torch.zeros(())
+        for p in pairs:
+            point = (images[0][owner[p]] + texts[0][p]).detach()
+            cosines = [float(functional.cosine_similarity(point, centre, dim=0)) for centre in made.prototypes.centres]
+            label = cosines.index(max(cosines))
+            for vector in (images[1][owner[p]], texts[1][p]):
+                total = total - torch.log_softmax(made.prototypes.classifier.weight @ vector, dim=0)[label]
+        losses["prototypes"] = total / len(owner)
+    return losses
+
+
+@pytest.mark.parametrize("images", [2, 5])
+def test_the_whole_equals_the_naive_loop_in_value_and_gradient(images: int) -> None:
+    """Ragged captions, same-image masks in batch and bank, a bank that is not full."""
+    made = objective(**ALL)
+    batch = source(images).at(0)
+    assert len(set(batch.pairs.image_row.bincount().tolist())) > 1, "ragged"
+    totals, expected = made(batch, Progress(0, 10)), naive_losses(made, batch)
+    assert set(expected) == set(made.losses())
+    assert made.losses() == {"instance": 3.0, "memory": 1.0, "concept": 1.0, "prototypes": 1.0}
+    for name, value in expected.items():
+        torch.testing.assert_close(totals[name].sum / totals[name].count, value, atol=1e-5, rtol=1e-5)
+    parameters = [p for p in made.parameters() if p.requires_grad]
+    weights = made.losses()
+    whole = sum((weights[name] * totals[name].sum / totals[name].count for name in weights), torch.zeros(()))
+    naive = sum((weights[name] * expected[name] for name in weights), torch.zeros(()))
+    for one, other in zip(
+        *(torch.autograd.grad(loss, parameters, allow_unused=True) for loss in (whole, naive)), strict=True
+    ):
+        if one is None or other is None:
+            assert one is other
+            continue
+        torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-3)
+
+
+def test_switches_leave_parts_out() -> None:
+    assert objective(concepts=0).losses() == {"instance": 3.0}
+    assert objective(concepts=4, concept_loss=False).losses() == {"instance": 3.0}
+    assert objective(bank=7, bank_loss=False, concepts=0).losses() == {"instance": 3.0}
+    assert objective(concept_twice=True, instance_weight=1.0).losses() == {"instance": 1.0, "concept": 2.0}
+    batch = source().at(0)
+    values = {}
+    for name, settings in {
+        "explicit": {},
+        "implicit": {"diversity_of_batch": False},
+        "bank": {"bank": 7, "bank_loss": False, "diversity_of_bank": True},
+        "literal": {"positive_weight": 0.1},
+        "triplet": {"loss": "triplet"},
+        "info-nce": {"loss": "info-nce"},
+    }.items():
+        made = objective(concepts=0, **settings)
+        values[name] = made(batch, Progress(0, 10))["instance"].sum.item()
+    assert len({round(value, 5) for value in values.values()}) == len(values)
+
+
+def test_bank_entries_as_anchors_push_the_batch_away() -> None:
+    """Eq. 6 read literally adds l_DCL(B, V): the mean over the bank's entries of the pushing term."""
+    made = objective(concepts=0, bank=7)
+    literal = objective(concepts=0, bank=7, bank_anchors=True)
+    batch = source().at(0)
+    plain, more = (o(batch, Progress(0, 10))["memory"].sum.item() for o in (made, literal))
+    model, bank = made.target, made.bank
+    assert bank is not None
+    images = model.branches(model.embed_images(batch.features[IDENTITY.name]))[0][batch.pairs.image_row]
+    texts = model.branches(model.embed_texts(batch.captions))[0]
+    own = batch.image_numbers()[batch.pairs.image_row]
+    pushed = 0.0
+    for keys, anchors in ((bank.text_keys, images), (bank.image_keys, texts)):
+        for slot in range(bank.filled):
+            others = [p for p in range(len(own)) if own[p] != bank.images[slot]]
+            inner = 1 + sum(math.exp((float(keys[slot] @ anchors[p].detach()) - GAMMA) / MU) for p in others)
+            pushed += MU * math.log(inner) / bank.filled
+    assert more - plain == pytest.approx(len(own) * pushed, rel=1e-4)
+
+
+def test_after_a_step_keys_are_enqueued_and_the_momentum_encoder_follows() -> None:
+    made = objective(concepts=0, bank=7, momentum=0.5)
+    assert made.bank is not None
+    assert made.momentum is not None
+    before = made.bank.image_keys.clone()
+    batch = source(2).at(0)
+    made.eval()
+    made(batch, Progress(0, 10))
+    made.after_step()
+    assert torch.equal(made.bank.image_keys, before), "validation leaves no trace"
+    made.train()
+    made(batch, Progress(0, 10))
+    with torch.no_grad():
+        made.target.region.weight.add_(1.0)  # type: ignore[union-attr, operator]
+    made.after_step()
+    pairs = len(batch.captions)
+    assert int(made.bank.enqueued) == 5 + pairs
+    slots = [(5 + pair) % 7 for pair in range(pairs)]
+    assert made.bank.images[slots].tolist() == batch.image_numbers()[batch.pairs.image_row].tolist()
+    apart = made.target.region.weight - made.momentum.encoder.region.weight  # type: ignore[union-attr, operator]
+    torch.testing.assert_close(apart, torch.full_like(apart, 0.5))
+
+
+def test_an_epoch_clusters_every_pair_of_the_split() -> None:
+    made = objective(prototypes=3, cluster_every=2)
+    assert made.prototypes is not None
+    seen: list[int] = []
+    real = made.prototypes.cluster
+    made.prototypes.cluster = lambda points, **options: (seen.append(len(points)), real(points, **options))[1]  # type: ignore[method-assign, func-returns-value, assignment]
+    batches = source()
+    for number in range(3):
+        made.epoch_start(Epoch(number, batches.epoch, batches.positives))
+    captions = sum(len(record.captions) for record in batches.records)
+    assert seen == [captions, captions]
+
+
+def test_mistakes_are_told() -> None:
+    with pytest.raises(RecipeError, match=r"objective.prototypes: the coder retriever has no concept branch"):
+        objective(concepts=0, prototypes=3)
+    with pytest.raises(RecipeError, match=r"objective.diversity_of_bank: .* set bank and diversity_of_batch too"):
+        objective(diversity_of_bank=True)
+
+
+def test_one_image_alone_has_no_negatives() -> None:
+    totals = objective(**ALL)(source(1).at(0), Progress(0, 10))
+    assert all(torch.isfinite(total.sum) for total in totals.values())

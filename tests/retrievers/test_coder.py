@@ -1,0 +1,111 @@
+"""CODER's retriever: eq. 1–2 by naive loops, branches, noise while training, concepts from captions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional
+
+from support.tiny import IDENTITY, make_retriever
+from tellapart.models import load_retriever
+from tellapart.recipe import DataSettings
+from tellapart.retrievers.coder import Coder, CoderSettings
+
+CAPTIONS = ["a red house", "two", "a blue car near a tree"]
+
+
+def naive_pool(model: Coder, items: torch.Tensor, branch: int, of: str) -> torch.Tensor:
+    """One row of items `[n, width]` -> a vector."""
+    if model.settings.pooling == "mean":
+        return items.mean(dim=0)
+    if model.settings.pooling == "max":
+        return items.max(dim=0).values
+    pool = getattr(model, f"pool_{of}")[branch]
+    theta = pool.weights(torch.tensor([len(items)]), len(items))[0]
+    pooled = torch.zeros(items.shape[1])
+    for dimension in range(items.shape[1]):
+        ordered = sorted(items[:, dimension].tolist(), reverse=True)
+        pooled[dimension] = sum(weight * value for weight, value in zip(theta.tolist(), ordered, strict=True))
+    return pooled
+
+
+def naive_branches(model: Coder, items: torch.Tensor, of: str) -> list[torch.Tensor]:
+    instance = naive_pool(model, items, 0, of)
+    found = [instance / instance.norm()]
+    if model.concepts:
+        query = naive_pool(model, items, 1, of)
+        query = query / query.norm()
+        asked = model.ask_image if of == "regions" else model.ask_text
+        concepts = model.graph()
+        logits = [model.settings.smoothness * float(query @ asked.weight @ concept) for concept in concepts]
+        weights = torch.tensor(logits).softmax(dim=0)
+        mixed = sum((w * concept for w, concept in zip(weights, concepts, strict=True)), torch.zeros(concepts.shape[1]))
+        found.append(mixed / mixed.norm())
+    return found
+
+
+@pytest.mark.parametrize("pooling", ["gpo", "mean", "max"])
+@pytest.mark.parametrize("concepts", [0, 4])
+@torch.no_grad()
+def test_embeddings_follow_the_equations(pooling: str, concepts: int, features: torch.Tensor) -> None:
+    model: Coder = make_retriever(seed=4, name="coder", pooling=pooling, concepts=concepts)
+    images, texts = model.embed_images(features), model.embed_texts(CAPTIONS)
+    for row in range(len(features)):
+        normal = functional.layer_norm(features[row], (IDENTITY.width,), model.normalise.weight, model.normalise.bias)
+        regions = model.region(normal) + model.detail(normal)
+        for branch, expected in enumerate(naive_branches(model, regions, "regions")):
+            torch.testing.assert_close(images[branch][row], expected, atol=1e-5, rtol=1e-4)
+    for row, caption in enumerate(CAPTIONS):
+        ids = model.vocabulary.encode(caption)[:-1]
+        states = model.sentence(model.word_table()[ids][None])[0][0]
+        forwards, backwards = states.chunk(2, dim=1)
+        for branch, expected in enumerate(naive_branches(model, (forwards + backwards) / 2, "words")):
+            torch.testing.assert_close(texts[branch][row], expected, atol=1e-5, rtol=1e-4)
+    similarity = model.similarity(images, texts)
+    share = model.settings.instance_share if concepts else 1.0
+    expected_similarity = share * images[0] @ texts[0].t()
+    if concepts:
+        expected_similarity = expected_similarity + (1 - share) * images[1] @ texts[1].t()
+    torch.testing.assert_close(similarity, expected_similarity, atol=1e-6, rtol=1e-5)
+    assert model.branch_widths() == tuple(part.shape[1] for part in images)
+
+
+def test_training_disturbs_and_evaluation_does_not(features: torch.Tensor) -> None:
+    model: Coder = make_retriever(seed=4, name="coder", drop_regions=0.5, disturb_words=0.9)
+    model.train()
+    torch.manual_seed(0)
+    one, other = model.embed_images(features)[0], model.embed_images(features)[0]
+    assert not torch.equal(one, other)
+    assert not torch.equal(model.embed_texts(CAPTIONS)[0], model.embed_texts(CAPTIONS)[0])
+    model.eval()
+    assert torch.equal(model.embed_texts(CAPTIONS)[0], model.embed_texts(CAPTIONS)[0])
+
+
+def test_concepts_come_from_the_training_captions_and_are_saved(tmp_path: Path) -> None:
+    pytest.importorskip("HanTa", reason="needs the extra 'concepts'")
+    captions = ["a red dog runs", "two dogs run near a red house", "a dog", "a house and a tree", "a small tree"]
+    data = DataSettings(source="scenes", min_count=1)
+    made = Coder.make(CoderSettings(width=8, words=6, concepts=4), captions, data, IDENTITY)
+    assert isinstance(made, Coder)
+    assert [concept.name for concept in made.concepts] == ["dog", "house", "red", "run"]
+    assert not torch.equal(made.graph.adjacency, torch.eye(4)), "the graph of what occurs together"
+    made.save_pretrained(tmp_path / "model")
+    loaded = load_retriever(tmp_path / "model")
+    assert isinstance(loaded, Coder)
+    assert loaded.concepts == made.concepts
+    assert torch.equal(loaded.graph.adjacency, made.graph.adjacency)
+
+
+def test_word_vectors_are_where_words_and_concepts_begin(tmp_path: Path) -> None:
+    pytest.importorskip("HanTa", reason="needs the extra 'concepts'")
+    path = tmp_path / "vectors.txt"
+    path.write_text("dog 1 2 3\ndogs 3 2 1\n")
+    settings = CoderSettings(width=8, words=3, concepts=1, word_vectors=str(path))
+    made = Coder.make(settings, ["a dog", "two dogs"], DataSettings(source="scenes", min_count=1), IDENTITY)
+    assert isinstance(made, Coder)
+    row = made.vocabulary.tokens.index("dog")
+    assert made.word.weight[row].tolist() == [1, 2, 3]
+    assert made.graph.vectors.tolist() == [[2, 2, 2]]
+    assert Coder.files(settings) == {"retriever.word_vectors": path}
