@@ -299,11 +299,11 @@ def test_keys_that_came_later_leave_old_names_as_they_are(write: Write) -> None:
     """Runs made before a key existed are found again: its default is not in the name, anything else is."""
     recipe = Recipe.load(write())
     content = recipe.resolved()
-    for key in ("name", "description", "budget", "start", "reference", "decoding", "retriever"):
+    for key in ("name", "description", "budget", "start", "reference", "frozen_retriever", "decoding", "retriever"):
         del content[key]
     for key in ("prepared", "source", "max_skipped"):
         del content["data"][key]
-    del content["training"]["validate_retrieval"]
+    del content["training"]["validate_retrieval"], content["negatives"]["by"]
     assert recipe.digest == digest_of(content)
     path = write(leave_out=("captioner",), retriever={"name": "ranking"}, objective={"name": "ranking-hinge"})
     digests = [

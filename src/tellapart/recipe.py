@@ -25,7 +25,13 @@ BUDGETS = ("smoke", "laptop", "paper")
 # What a recipe can train: the sections of which it has exactly one.
 TRAINED = ("captioner", "retriever")
 # Keys that came after runs were named by their recipes: left out of the name while they have their default.
-ADDED_LATER: dict[str, Any] = {"retriever": None, "training.validate_retrieval": False}
+ADDED_LATER: dict[str, Any] = {
+    "retriever": None,
+    "training.validate_retrieval": False,
+    "negatives.by": "images",
+}
+# Models that a recipe begins with or is given.
+ROLES = ("start", "reference", "frozen_retriever")
 
 
 class Section(BaseModel):
@@ -55,10 +61,13 @@ class DataSettings(Section):
 
 
 class NegativeSettings(Section):
-    """Where an objective's negatives come from: uniform over other images' captions, or hard, from images alike."""
+    """Where an objective's negatives come from: all other images' captions alike, or those that nearly fit (hard)."""
 
+    by: Literal["images", "retriever"] = Field(
+        "images", description="hard ones are captions of images alike, or those that frozen_retriever ranks high"
+    )
     hard: float = Field(0.0, ge=0, le=1, description="share of negatives that are hard, once the ramp is over")
-    top: float = Field(0.01, gt=0, le=1, description="hard ones come from this share of nearest images")
+    top: float = Field(0.01, gt=0, le=1, description="hard ones come from this share of nearest images or captions")
     ramp_epochs: float = Field(1.0, ge=0, description="epochs in which the share rises from 0")
 
 
@@ -191,6 +200,7 @@ class Recipe(Section):
     objective: dict[str, Any]
     start: Upstream | None = Field(None, description="the target's first weights")
     reference: Upstream | None = Field(None, description="the frozen captioner the target is compared with")
+    frozen_retriever: Upstream | None = Field(None, description="a retriever that finds hard negatives")
     negatives: NegativeSettings = NegativeSettings()
     training: TrainingSettings
     decoding: DecodingSettings = DecodingSettings()
@@ -232,6 +242,8 @@ class Recipe(Section):
             objective, settings = recipe.model_copy(update=resolved).component("objective")
             if objective.needs(settings).reference and recipe.reference is None:
                 problems.append(f"reference.from: the {objective.name} objective needs a run or a recipe here")
+            if recipe.negatives.by == "retriever" and recipe.frozen_retriever is None:
+                problems.append("frozen_retriever.from: negatives.by 'retriever' needs a run or a recipe here")
             if getattr(recipe, objective.trains) is None and getattr(recipe, recipe.trains) is not None:
                 problems.append(
                     f"objective.name: {objective.name} trains a {objective.trains}, and this recipe has a "
@@ -268,7 +280,7 @@ class Recipe(Section):
         The name, the description, how captions are decoded and where files lie do not matter to it.
         """
         content = self.resolved()
-        for key in ("name", "description", "budget", "start", "reference"):
+        for key in ("name", "description", "budget", *ROLES):
             del content[key]
         if not self.training.validate_captions:  # otherwise how captions are decoded may choose the checkpoint
             del content["decoding"]
@@ -309,7 +321,7 @@ def _content(path: Path, overrides: Sequence[str], budget: str | None, above: tu
     for override in overrides:
         _set(content, override)
     # A target that starts from a model is that model's architecture; the reference may be any other.
-    for role, sections in (("start", ("data", *TRAINED)), ("reference", ("data",))):
+    for role, sections in (("start", ("data", *TRAINED)), ("reference", ("data",)), ("frozen_retriever", ("data",))):
         section = content.get(role)
         if not isinstance(section, dict) or not isinstance(section.get("from"), str):
             continue

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from tellapart.data.features import FeatureStore
-from tellapart.data.negatives import CaptionPool, HardNegatives
+from tellapart.data.negatives import CaptionPool, HardNegatives, of_alike_images, of_likely_captions
 from tellapart.data.neighbours import nearest_images
 from tellapart.data.records import Dataset, Record
 from tellapart.errors import DataError
@@ -147,6 +147,8 @@ class BatchSource:
         rank: which of `world` processes this is. Together they see what one process would see.
         world: how many processes share each batch.
         parts: so many successive parts make a step's batch, for accumulation.
+        likely_captions: `[images, candidates]`, captions of other images that a retriever takes for each image's: what
+            hard negatives are drawn from; by default they are captions of images that look alike.
     """
 
     def __init__(
@@ -163,6 +165,7 @@ class BatchSource:
         rank: int = 0,
         world: int = 1,
         parts: int = 1,
+        likely_captions: np.ndarray | None = None,
     ) -> None:
         self.records: list[Record] = [r for r in dataset.split(split) if r.captions]
         self.rows = [dataset.row(record.id) for record in self.records]
@@ -180,7 +183,12 @@ class BatchSource:
             raise DataError(f"the split '{split}' has one image with captions; negatives need captions of another one")
         self.hard: HardNegatives | None = None
         if negatives and negative_settings is not None and negative_settings.hard > 0:
-            self.hard = HardNegatives(self.pool, store.pooled(self.rows), negative_settings)
+            choose = (
+                of_alike_images(self.pool, store.pooled(self.rows), negative_settings.top)
+                if likely_captions is None
+                else of_likely_captions(likely_captions)
+            )
+            self.hard = HardNegatives(self.pool, choose, negative_settings)
         self._memo: dict[Hashable, Any] = {}
 
     def __len__(self) -> int:

@@ -1,8 +1,8 @@
-"""Negatives: captions of other images, drawn uniformly or from images that look alike."""
+"""Negatives: captions of other images, drawn uniformly, from images that look alike, or as a retriever ranks them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -44,24 +44,46 @@ class CaptionPool:
         return np.asarray(drawn + np.where(drawn >= self.starts[images][:, None], own, 0))
 
 
-class HardNegatives:
-    """Captions of images that look alike, mixed with uniform ones by a curriculum.
+# Given images `[n]`, how many captions for each, and a generator: hard captions `[n, count]`.
+Choose = Callable[[np.ndarray, int, np.random.Generator], np.ndarray]
 
-    A hard negative is a caption of an image drawn uniformly from the nearest `top` share of the split's images (cosine
-    of pooled features, not the image itself). The chance of a negative to be hard rises linearly from 0 to
-    `settings.hard` in the first `settings.ramp_epochs` epochs.
+
+def of_alike_images(pool: CaptionPool, pooled: np.ndarray, top: float) -> Choose:
+    """Captions of images drawn uniformly from the nearest `top` share of the split (cosine of pooled features)."""
+    nearest = nearest_images(pooled, max(1, min(len(pooled) - 1, round(top * len(pooled)))))
+
+    def choose(images: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+        other = nearest[images[:, None], rng.integers(0, nearest.shape[1], size=(len(images), count))]
+        return np.asarray(pool.starts[other] + rng.integers(0, pool.counts[other]))
+
+    return choose
+
+
+def of_likely_captions(likely: np.ndarray) -> Choose:
+    """Captions drawn uniformly from those that a retriever takes for the image's: indices `[images, candidates]`."""
+
+    def choose(images: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+        return np.asarray(likely[images[:, None], rng.integers(0, likely.shape[1], size=(len(images), count))])
+
+    return choose
+
+
+class HardNegatives:
+    """Captions that nearly fit, mixed with uniform ones by a curriculum.
+
+    The chance of a negative to be hard rises linearly from 0 to `settings.hard` in the first `settings.ramp_epochs`
+    epochs.
 
     Args:
         pool: the split's captions.
-        pooled: features `[images, width]` of the same images.
+        choose: where hard ones come from: `of_alike_images` or `of_likely_captions`.
         settings: the recipe's `negatives` section.
     """
 
-    def __init__(self, pool: CaptionPool, pooled: np.ndarray, settings: NegativeSettings) -> None:
+    def __init__(self, pool: CaptionPool, choose: Choose, settings: NegativeSettings) -> None:
         self.pool = pool
+        self.choose = choose
         self.settings = settings
-        count = max(1, min(len(pooled) - 1, round(settings.top * len(pooled))))
-        self.nearest = nearest_images(pooled, count)
 
     def share(self, epochs: float) -> float:
         """The chance of a negative to be hard after so many epochs."""
@@ -71,6 +93,5 @@ class HardNegatives:
     def draw(self, images: np.ndarray, count: int, rng: np.random.Generator, epochs: float) -> np.ndarray:
         """As `CaptionPool.negatives`, with hard ones among them."""
         drawn = self.pool.negatives(images, count, rng)
-        other = self.nearest[images[:, None], rng.integers(0, self.nearest.shape[1], size=drawn.shape)]
-        hard = self.pool.starts[other] + rng.integers(0, self.pool.counts[other])
+        hard = self.choose(images, count, rng)
         return np.where(rng.random(drawn.shape) < self.share(epochs), hard, drawn)

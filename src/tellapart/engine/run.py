@@ -26,10 +26,11 @@ from tellapart.engine.processes import on_first, open_fabric
 from tellapart.engine.progress import ProgressLine
 from tellapart.engine.validation import measure_captions, measure_retrieval
 from tellapart.errors import RecipeError, RunError
+from tellapart.evaluation.hard_negatives import likely_captions
 from tellapart.files import digest_of, digest_of_file, read_json, write_json, write_text
 from tellapart.models import load_captioner, load_model, load_retriever, model_digest
 from tellapart.objectives.base import Objective
-from tellapart.recipe import Recipe, Upstream
+from tellapart.recipe import ROLES, Recipe, Upstream
 from tellapart.retrievers.base import Retriever
 
 try:
@@ -122,7 +123,7 @@ def run_recipe(
     prepared = _first_alone(fabric, lambda: prepare(recipe.data, on_progress or show_progress() if first else None))
     upstreams = {
         role: _upstream(upstream, recipe, runs, on_progress)
-        for role in ("start", "reference")
+        for role in ROLES
         if (upstream := getattr(recipe, role)) is not None
     }
     described: dict[str, Any] = {
@@ -267,6 +268,10 @@ def _build(
     objective_class, objective_settings = recipe.component("objective")
     objective: Objective = objective_class(objective_settings, target, reference)
     needs = objective_class.needs(objective_settings)
+    likely = None
+    if needs.negatives and recipe.negatives.hard and recipe.negatives.by == "retriever":
+        retriever = load_retriever(upstreams["frozen_retriever"].folder).to(fabric.device)
+        likely = likely_captions(retriever, prepared, "train", recipe.negatives.top)
     sources = {
         split: BatchSource(
             prepared.dataset,
@@ -282,6 +287,7 @@ def _build(
             fabric.global_rank,
             fabric.world_size,
             recipe.training.accumulate if split == "train" else 1,
+            likely if split == "train" else None,
         )
         for split in ("train", "val")
     }
