@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -157,6 +157,7 @@ def test_captioners_of_hugging_face_too(kind: str, tmp_path: Path, monkeypatch: 
 
 
 @settings(max_examples=25, deadline=None)
+@example("transformer", 71, 6.0, ["", "", "a", "blue"], 0)
 @given(
     name=st.sampled_from(sorted(SMALL)),
     seed=st.integers(0, 1000),
@@ -174,10 +175,12 @@ def test_dropping_images_never_changes_a_rank(
     scores = all_pairs(captioner, STORE, rows, captions)
     found = self_retrieval(captioner, STORE, rows, captions, shown)
     ranks = rank_of_true(scores, np.arange(len(rows)))
-    close = (np.abs(scores - np.diag(scores)[:, None]) < 2e-5).sum(axis=1) - 1
+    # float32 errs in proportion: sharp captioners have ln p of -50 and less.
+    own = np.diag(scores)[:, None]
+    close = (np.abs(scores - own) < 2e-5 * np.maximum(1, np.abs(own) / 5)).sum(axis=1) - 1
     assert (np.abs(found.ranks - ranks) <= close).all()
     first = np.sort(scores, axis=1)[:, ::-1][:, :shown]
-    np.testing.assert_allclose(np.take_along_axis(scores, found.first, axis=1), first, atol=2e-5)
+    np.testing.assert_allclose(np.take_along_axis(scores, found.first, axis=1), first, atol=2e-5, rtol=4e-6)
 
 
 @pytest.mark.parametrize("shard", [32, 1])

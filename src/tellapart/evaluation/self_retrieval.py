@@ -40,7 +40,8 @@ KS = (1, 5, 10, 50, 500)
 SHOWN = 5
 # Images between two signs of life, and in one file of a study that is kept.
 SHARD = 32
-# Scores that differ less are equal; a score that is lower by more than the margin is lower however it was computed.
+# Scores that differ less are equal; a score that is lower by more than the margin is lower however it was computed. The
+# margin is for ln p down to -10 and grows with it.
 ROUNDING = 1e-5
 MARGIN = 1e-4
 # Counts changes of what the files of a study hold.
@@ -218,7 +219,7 @@ class _Study:
             scores = self._pair_scores(caption, image)
             best = _first(caption, image, scores, self.shown)
             np.minimum.at(floor, caption[best], scores[best])
-        return {"own": own.tolist(), "floor": (floor - MARGIN).tolist()}
+        return {"own": own.tolist(), "floor": (floor - _margin(floor)).tolist()}
 
     def _pair_scores(self, caption: NDArray[np.int64], image: NDArray[np.int64]) -> NDArray[np.float64]:
         rows = [torch.tensor([*tokens, END]) for tokens in self.distinct]
@@ -254,7 +255,7 @@ class _Study:
         stepped[shard[reached.image[mine]]] = reached.score[mine]
         before, now, apart = own[shard], stepped[shard], np.zeros(len(shard))
         np.subtract(before, now, where=before != now, out=apart)  # -inf and -inf are not apart
-        if np.abs(apart).max() > MARGIN / 2:
+        if (np.abs(apart) > _margin(before) / 2).any():
             raise DataError(
                 f"{self.captioner.name}: stepping and teacher forcing give one caption log probabilities that are "
                 f"{np.abs(apart).max():.2g} apart, too far for exact ranks; run it in float32 on another device"
@@ -279,6 +280,11 @@ class _Study:
             prefixes=len(self.tree),
             steps=sum(shard["steps"] for shard in shards),
         )
+
+
+def _margin(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    """How far the same score may be apart when it is computed in other batches: float32 errs in proportion."""
+    return MARGIN * np.maximum(1.0, np.abs(np.where(np.isfinite(scores), scores, 0.0)) / 10)
 
 
 class _Kept:
