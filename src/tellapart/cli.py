@@ -317,13 +317,17 @@ def compare(
 
 @app.command()
 def study(
-    name: Annotated[str | None, typer.Argument(help="Such as cl-table4; without one, the studies are listed.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="Such as cl-table4 or coder-table1; without one, the studies are listed.")
+    ] = None,
     data: Annotated[str, typer.Option(help="'scenes', a folder of pictures, or a data set (docs/data.md).")] = "scenes",
     budget: Annotated[
         str, typer.Option(help="smoke (minutes in all), laptop, or paper (the published sizes).")
     ] = "laptop",
     seeds: Annotated[int, typer.Option(min=1, help="Trainings of each model.")] = 1,
-    captioner: Annotated[str, typer.Option(help="Whom it is about: adaptive, neuraltalk, updown, …")] = "adaptive",
+    captioner: Annotated[
+        str | None, typer.Option(help="Whom it is about: adaptive (the default), neuraltalk, updown, …")
+    ] = None,
     search: Annotated[
         bool | None, typer.Option("--search/--no-search", help="Search learning rates; by default except at smoke.")
     ] = None,

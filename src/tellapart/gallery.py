@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from tellapart.data.prepare import prepare
 from tellapart.engine.run import Run
@@ -23,19 +24,6 @@ def write_gallery(run: Run, measured: RetrievalEvaluation) -> Path:
     """
     assert run.recipe.retriever is not None
     dataset = prepare(run.recipe.data).dataset
-    pictures = Pictures(dataset)
-    texts = [
-        {**query, "retrieved": [{"picture": pictures[id], "own": id == query["id"]} for id in query["retrieved"]]}
-        for query in measured.shown["texts"]
-    ]
-    asked = [
-        {
-            "picture": pictures[query["id"]],
-            "rank": query["rank"],
-            "retrieved": [{**item, "own": item["id"] == query["id"]} for item in query["retrieved"]],
-        }
-        for query in measured.shown["images"]
-    ]
     text = render(
         "gallery.html",
         name=run.recipe.name,
@@ -48,10 +36,30 @@ def write_gallery(run: Run, measured: RetrievalEvaluation) -> Path:
         captions=len(measured.captions),
         figures=measured.figures,
         tables=[("", measured.figures), *([(", mean of folds", measured.folds)] if measured.folds else [])],
-        first=FIRST,
-        texts=texts,
-        pictures=asked,
+        **shown_queries(measured, Pictures(dataset)),
     )
     path = measured.folder / ("gallery.html" if measured.split == "test" else f"gallery-{measured.split}.html")
     write_text(path, text)
     return path
+
+
+def shown_queries(measured: RetrievalEvaluation, pictures: Pictures) -> dict[str, Any]:
+    """The queries that were kept with what they find, as the pages' `queries.html` shows them.
+
+    Args:
+        measured: from `evaluate_retrieval`.
+        pictures: of its data.
+    """
+    texts = [
+        {**query, "retrieved": [{"picture": pictures[id], "own": id == query["id"]} for id in query["retrieved"]]}
+        for query in measured.shown["texts"]
+    ]
+    asked = [
+        {
+            "picture": pictures[query["id"]],
+            "rank": query["rank"],
+            "retrieved": [{**item, "own": item["id"] == query["id"]} for item in query["retrieved"]],
+        }
+        for query in measured.shown["images"]
+    ]
+    return {"first": FIRST, "texts": texts, "pictures": asked}

@@ -17,6 +17,7 @@ TABLE: dict[str, dict[str, str]] = {
         "efficientnet-lite0": "tellapart.encoders.efficientnet:EfficientNetLite",
         "efficientnet-lite2": "tellapart.encoders.efficientnet:EfficientNetLite",
         "clip": "tellapart.encoders.huggingface:VisionTower",
+        "clip-tokens": "tellapart.encoders.huggingface:VisionTower",
         "siglip": "tellapart.encoders.huggingface:VisionTower",
         "blip": "tellapart.encoders.huggingface:CaptionerTower",
         "git": "tellapart.encoders.huggingface:CaptionerTower",
@@ -37,6 +38,7 @@ TABLE: dict[str, dict[str, str]] = {
         "ranking": "tellapart.retrievers.ranking:Ranking",
         "coder": "tellapart.retrievers.coder:Coder",
         "scan": "tellapart.retrievers.scan:Scan",
+        "hf-clip": "tellapart.retrievers.huggingface:Clip",
     },
     "objective": {
         "likelihood": "tellapart.objectives.likelihood:Likelihood",

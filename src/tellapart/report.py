@@ -106,6 +106,8 @@ def shown(value: float | None, kind: str) -> str:
         return "–"
     if kind == "percent":
         return f"{100 * value:.1f} %"
+    if kind == "points":  # of a share, where a heading says that it is in percent
+        return f"{100 * value:.1f}"
     digits = {"figure": 3, "number": 2, "count": 0}[kind]
     return f"{value:.{digits}f}"
 

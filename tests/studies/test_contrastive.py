@@ -58,7 +58,7 @@ def table5(studying: Studying) -> Result:
     return studying("cl-table5", seeds=2)
 
 
-@pytest.mark.parametrize("name", TABLE)
+@pytest.mark.parametrize("name", [name for name in TABLE if name.startswith("cl-")])
 @pytest.mark.parametrize("captioner", ["adaptive", "neuraltalk"])
 def test_every_study_has_a_control_for_its_claims_and_recipes_at_every_budget(name: str, captioner: str) -> None:
     study = find_study(name)

@@ -42,7 +42,7 @@ def test_it_goes_beyond_an_end(
     monkeypatch.setattr(rates, "updates", lambda recipe: 300)
     found = search_rate(recipe, tmp_path)
     assert found.best == pytest.approx(best, rel=0.01)
-    assert len(found.losses) == len(trials) == tried
+    assert len(found.tried) == len(trials) == tried
     # A trial has a whole schedule of a quarter of the updates, validated once.
     assert {(trial.training.steps, trial.training.validate_every) for trial in trials} == {(75, 75)}
     assert trials[0].objective == recipe.objective

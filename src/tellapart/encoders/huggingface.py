@@ -24,8 +24,9 @@ from tellapart.files import digest_of, digest_of_file, read_json, write_json
 if TYPE_CHECKING:
     import torch
 
-# Family -> its class in transformers, and how many tokens stand before those of the patches (CLIP: the class token).
-TOWERS = {"clip": ("CLIPVisionModel", 1), "siglip": ("SiglipVisionModel", 0)}
+# Family -> its class in transformers, and how many tokens are left out before those of the patches (CLIP's class token;
+# `clip-tokens` has it too: it is what CLIP itself compares with texts).
+TOWERS = {"clip": ("CLIPVisionModel", 1), "clip-tokens": ("CLIPVisionModel", 0), "siglip": ("SiglipVisionModel", 0)}
 # What `config.json` calls a family, as a dual encoder or alone.
 FAMILIES = {
     "clip": "clip",
@@ -45,10 +46,10 @@ CAPTIONERS = {
 
 
 class VisionTower(GridEncoder):
-    """The patch tokens of a CLIP or SigLIP vision tower's last hidden state.
+    """The patch tokens of a CLIP or SigLIP vision tower's last hidden state; of `clip-tokens` the class token before.
 
     Args:
-        name: `clip:` or `siglip:` and a folder, or the id of a model in the Hugging Face cache.
+        name: `clip:`, `clip-tokens:` or `siglip:` and a folder, or the id of a model in the Hugging Face cache.
         threads: how many threads prepare pictures; those of torch itself are set in torch.
         device: where torch runs (default: the CPU).
 
@@ -81,7 +82,7 @@ class VisionTower(GridEncoder):
             name=self.name,
             weights=digest_of({file.name: digest_of_file(file) for file in files}),
             preprocessing=self._preprocessing(),
-            regions=(self.size // self.config.patch_size) ** 2,
+            regions=(self.size // self.config.patch_size) ** 2 + (self.family == "clip-tokens"),
             width=self.config.hidden_size,
         )
 
@@ -133,7 +134,7 @@ class VisionTower(GridEncoder):
     def _vision_config(self) -> Any:
         kind = model_type(self.folder)
         family = FAMILIES.get(kind)
-        if family != self.family:
+        if family != self.family.removesuffix("-tokens"):
             hint = f"; did you mean {family}:?" if family else f"; known: {', '.join(FAMILIES)}"
             raise RecipeError(f"encoder '{self.name}': {self.folder} holds a model of type '{kind}'{hint}")
         import transformers

@@ -7,6 +7,7 @@ splits than the test one, `retrieval-val.json` and so on.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -123,13 +124,49 @@ def compare_retrieval(
         control: the other's, on the same images and captions.
         prepared: their data.
     """
-    items = [[[row["id"], row.get("caption")] for row in (*one.images, *one.captions)] for one in (compared, control)]
-    if items[0] != items[1]:
-        raise RunError(f"{control.folder}: was measured on other images than {compared.folder}; compare the same data")
+    return compare_seeds([compared], [control], prepared)
+
+
+def compare_seeds(
+    compared: Sequence[RetrievalEvaluation],
+    control: Sequence[RetrievalEvaluation],
+    prepared: Prepared,
+    figures: Collection[str] | None = None,
+) -> dict[str, PairedDifference]:
+    """The same for retrievers that were trained several times: an image's hits are their means over the trainings.
+
+    Args:
+        compared: one retriever's ranks, by seed.
+        control: the other's, on the same images and captions.
+        prepared: their data.
+        figures: which ones; by default all.
+    """
+    first = compared[0]
+    expected = _items(first)
+    for one in (*compared[1:], *control):
+        if _items(one) != expected:
+            raise RunError(f"{one.folder}: was measured on other images than {first.folder}; compare the same data")
     records = {record.id: record for record in prepared.dataset}
-    families = [records[row["id"]].family or row["id"] for row in compared.images]
+    families = [records[row["id"]].family or row["id"] for row in first.images]
     groups = np.unique(families, return_inverse=True)[1]
-    return paired_bootstraps(_statistics(control.ranks), _statistics(compared.ranks), groups=groups)
+    sides = [_mean_statistics([_statistics(one.ranks) for one in side], figures) for side in (control, compared)]
+    return paired_bootstraps(sides[0], sides[1], groups=groups)
+
+
+def _items(measured: RetrievalEvaluation) -> list[tuple[str, str | None]]:
+    """What was ranked."""
+    return [(row["id"], row.get("caption")) for row in (*measured.images, *measured.captions)]
+
+
+def _mean_statistics(
+    seeds: Sequence[dict[str, CorpusStatistic]], figures: Collection[str] | None
+) -> dict[str, CorpusStatistic]:
+    """Sums over images averaged over seeds: every figure is a ratio of hits to counts, and counts are alike."""
+    return {
+        name: CorpusStatistic(np.mean([seed[name].columns for seed in seeds], axis=0), statistic.combine)
+        for name, statistic in seeds[0].items()
+        if figures is None or name in figures
+    }
 
 
 def table(measured: RetrievalEvaluation) -> str:

@@ -1,9 +1,10 @@
 """Ranks of a retriever: images find their captions, captions find their images, among all of a split.
 
-Images and captions are embedded once. Scores are then computed block by block in float64 and counted, never held: the
-memory is that of the embeddings and of one block, whatever the number of pairs. Scores that differ by less than
-`ROUNDING` of the largest possible one are ties, and ties count against (`metrics.ranks`): what differs less depends on
-how items were batched, not on the retriever. Two equal pictures thus never win by rounding.
+Images and captions are embedded once. Scores are then computed block by block and counted, never held: the memory is
+that of the embeddings and of one block, whatever the number of pairs. Scores that differ by less than `ROUNDING` of the
+largest possible one are ties, and ties count against (`metrics.ranks`): what differs less depends on how items were
+batched, not on the retriever. Two equal pictures thus never win by rounding. Vectors are compared in float32 and, where
+that could be wrong about a tie, again in float64 (`evaluation.vector_ranks`): the ranks are those of float64.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from tellapart.data.features import FeatureStore
 from tellapart.data.prepare import Prepared
 from tellapart.errors import DataError
 from tellapart.evaluation.self_retrieval import KS
-from tellapart.metrics import RankSummary, RetrievalRanks, fold_ranks, retrieval_ranks, summarize_ranks
+from tellapart.evaluation.vector_ranks import vector_ranks
+from tellapart.metrics import RankSummary, RetrievalRanks, retrieval_ranks, summarize_ranks
 from tellapart.retrievers.base import Raw, Retriever, move, take
 
 # Items embedded at a time; images × captions compared at a time by retrievers without index vectors.
@@ -129,6 +131,31 @@ class PairScores:
             scores[:, start : start + COLUMNS] = images @ texts.T
         return scores
 
+    def ranks(
+        self,
+        image_of_caption: NDArray[np.int64],
+        images: range | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> RetrievalRanks:
+        """Ranks both ways among all images, or among some consecutive ones and their captions.
+
+        Args:
+            image_of_caption: `[captions]`, the place of each caption's image, in rising order.
+            images: the places; by default all.
+            on_progress: called with images done and images in all.
+        """
+        images = images or range(self.shape[0])
+        first, last = np.searchsorted(image_of_caption, (images.start, images.stop))
+        owner, texts = image_of_caption[first:last] - images.start, slice(int(first), int(last))
+        if self.retriever.has_index_vectors:
+            vectors = self._image_vectors[images.start : images.stop], self._text_vectors[texts]
+            return vector_ranks(*vectors, owner, rounding=self.rounding, on_progress=on_progress)
+
+        def block(rows: slice, columns: NDArray[np.int64]) -> NDArray[np.float64]:
+            return self(slice(images.start + rows.start, images.start + rows.stop), columns + first)
+
+        return retrieval_ranks(block, owner, len(images), rounding=self.rounding, on_progress=on_progress)
+
     @torch.no_grad()
     def _compared(self, rows: NDArray[np.int64], columns: NDArray[np.int64]) -> NDArray[np.float64]:
         device = self.retriever.device
@@ -202,9 +229,10 @@ def rank_split(
     if folds is not None and (folds < 1 or images % folds):
         raise DataError(f"{images} images cannot be cut into {folds} equal folds; take another number of folds")
     scores = PairScores(retriever, prepared.store, gallery.rows, gallery.captions, on_embedding)
-    owner, rounding = gallery.image_of_caption, scores.rounding
-    ranks = retrieval_ranks(scores, owner, images, rounding=rounding, on_progress=on_ranking)
-    within = [] if folds is None else fold_ranks(scores, owner, folds, images, rounding=rounding)
+    owner = gallery.image_of_caption
+    ranks = scores.ranks(owner, on_progress=on_ranking)
+    size = images // (folds or 1)
+    within = [scores.ranks(owner, range(start, start + size)) for start in range(0, images, size)] if folds else []
     return RankedSplit(gallery, scores, ranks, within)
 
 
@@ -240,7 +268,7 @@ def rank_captions_under(
     prepared.store.check(prepared.dataset, retriever.encoder)
     scores = PairScores(retriever, prepared.store, rows, captions)
     own = np.arange(len(rows))
-    ranks = retrieval_ranks(scores, own, len(rows), rounding=scores.rounding, on_progress=on_progress).text_to_image
+    ranks = scores.ranks(own, on_progress=on_progress).text_to_image
     blocks = [own[start : start + AT_ONCE] for start in range(0, len(own), AT_ONCE)]
     similarities = [np.diagonal(scores(slice(block[0], block[-1] + 1), block)) for block in blocks]
     return RankedCaptions(ranks, np.concatenate(similarities))

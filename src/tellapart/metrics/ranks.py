@@ -30,6 +30,8 @@ Scores = NDArray[np.floating]
 Similarity = Callable[[slice, NDArray[np.int64]], Scores]
 
 KS = (1, 5, 10)
+# Images whose true captions are scored at a time, before all are.
+OWN = 16
 
 
 @dataclass(frozen=True)
@@ -134,12 +136,13 @@ def retrieval_ranks(
 
     Args:
         similarity: scores `[images, captions]`, or a function that gives blocks of them, such as `inner_products`.
-            It is asked for every block twice: a caption's rank needs its own image's score first.
+            It is asked for the true pairs' scores first, in small blocks, and then for every block once.
         image_of_caption: `[captions]`, the position of each caption's image; every image has one or more.
         images: how many there are; by default as many as captions name.
         chunk: images scored at a time.
         rounding: scores that are lower than the right one's by no more than this are ties too, so that two equal
-            items are never told apart by how they were batched.
+            items are never told apart by how they were batched. Where blocks are computed, let it be a little more
+            than their numbers' last digit.
         on_progress: called with images done and images in all.
 
     Example:
@@ -251,35 +254,40 @@ def _ranks(
     image_to_text = np.empty(images, dtype=np.int64)
     own = np.empty(len(columns))
     above = np.zeros(len(columns), dtype=np.int64)
-    starts = range(0, images, chunk)
-    for counting in (False, True):
-        for done, start in enumerate(starts):
-            stop = min(start + chunk, images)
-            scores = np.asarray(block(slice(first + start, first + stop), columns))
-            if scores.shape != (stop - start, len(columns)):
-                raise ValueError(f"scores of {stop - start} images and {len(columns)} captions are {scores.shape}")
-            here = np.flatnonzero((owner >= start) & (owner < stop))
-            if counting:
-                # Each image's own captions see it as the right one, not as one that goes before.
-                above += (scores >= (own - rounding).astype(scores.dtype)).sum(axis=0)
-                above[here] -= 1
-            else:
-                _check_numbers(scores)
-                own[here] = scores[owner[here] - start, here]
-                image_to_text[start:stop] = _best_ranks(scores, owner - start, here, rounding)
-            if on_progress is not None:
-                on_progress(min(images, (counting * images + min(images, (done + 1) * chunk)) // 2), images)
+    # A caption's rank needs its own image's score first.
+    for start in range(0, images, OWN):
+        stop = min(start + OWN, images)
+        here = np.flatnonzero((owner >= start) & (owner < stop))
+        own[here] = _scores(block, first + start, first + stop, columns[here])[
+            owner[here] - start, np.arange(len(here))
+        ]
+    best = np.full(images, -np.inf)
+    np.maximum.at(best, owner, own)
+    for start in range(0, images, chunk):
+        stop = min(start + chunk, images)
+        scores = _scores(block, first + start, first + stop, columns)
+        here = np.flatnonzero((owner >= start) & (owner < stop))
+        rows = owner[here] - start
+        true = scores[rows, here]
+        for_rows, for_columns = ((of - rounding).astype(scores.dtype) for of in (best[start:stop], own))
+        # What is right never goes before itself.
+        as_high = (scores >= for_rows[:, np.newaxis]).sum(axis=1)
+        its_own = np.bincount(rows, true >= for_rows[rows], minlength=stop - start)
+        image_to_text[start:stop] = 1 + as_high - its_own.astype(np.int64)
+        above += (scores >= for_columns).sum(axis=0)
+        above[here] -= true >= for_columns[here]
+        if on_progress is not None:
+            on_progress(stop, images)
     return RetrievalRanks(image_to_text, above + 1, np.bincount(owner, minlength=images))
 
 
-def _best_ranks(scores: Scores, owner: NDArray[np.int64], own: NDArray[np.int64], rounding: float) -> NDArray[np.int64]:
-    """Best rank of each row's own captions; `own` are the captions whose `owner` is one of the rows."""
-    best = np.full(len(scores), -np.inf, dtype=scores.dtype)
-    np.maximum.at(best, owner[own], scores[owner[own], own])
-    best -= best.dtype.type(rounding)
-    as_high = (scores >= best[:, np.newaxis]).sum(axis=1)
-    its_own = np.bincount(owner[own], scores[owner[own], own] >= best[owner[own]], minlength=len(scores))
-    return np.asarray(1 + as_high - its_own.astype(np.int64), dtype=np.int64)
+def _scores(block: Similarity, start: int, stop: int, columns: NDArray[np.int64]) -> Scores:
+    """A block, looked over."""
+    scores = np.asarray(block(slice(start, stop), columns))
+    if scores.shape != (stop - start, len(columns)):
+        raise ValueError(f"scores of {stop - start} images and {len(columns)} captions are {scores.shape}")
+    _check_numbers(scores)
+    return scores
 
 
 def _blocks(similarity: Similarity | Scores, images: int, captions: int) -> Similarity:

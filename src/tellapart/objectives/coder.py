@@ -5,7 +5,7 @@ With everything switched off but a loss it is the training of its rivals: `loss:
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -51,6 +51,14 @@ class CoderSettings(BaseModel):
     concept_twice: bool = Field(False, description="L_DCL^C read literally: both directions count twice")
     prototypes: int = Field(0, ge=0, description="K: clusters that the concept branch must name; 0: none")
     cluster_every: int = Field(1, ge=1, description="epochs from one clustering to the next")
+
+
+class _OfBank(NamedTuple):
+    """The anchors among the banks: the texts' and the images' keys, similarities both ways, and which are negatives."""
+
+    banks: tuple[torch.Tensor, torch.Tensor]
+    similarities: tuple[torch.Tensor, torch.Tensor]
+    negatives: torch.Tensor
 
 
 class Coder(RetrievalObjective):
@@ -145,11 +153,13 @@ class Coder(RetrievalObjective):
         ]
         keys = self._keys(features, captions, image_of_pair)
         both = self._anchors(*vectors[0], numbers, own)
-        diversities = self._diversities(both, vectors[0], own)
+        of_bank = self._among_bank(vectors[0], own)
+        diversities = self._diversities(both, of_bank)
         terms = {"instance": self._contrast(both, diversities)}
         if self.bank is not None and self.settings.bank_loss:
             assert keys is not None
-            terms["memory"] = self._against_bank(vectors[0], keys, own, diversities)
+            assert of_bank is not None
+            terms["memory"] = self._against_bank(vectors[0], keys, of_bank, own, diversities)
         if self.concepts:
             of_concepts = self._anchors(*vectors[1], numbers, own)
             terms["concept"] = self._contrast(of_concepts, self._diversities(of_concepts))
@@ -198,24 +208,25 @@ class Coder(RetrievalObjective):
             Anchors(positives, similarity.t(), negatives.t()),
         )
 
-    def _diversities(
-        self,
-        both: tuple[Anchors, Anchors],
-        vectors: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
-        own: torch.Tensor | None = None,
-    ) -> list[torch.Tensor] | None:
+    def _among_bank(
+        self, vectors: tuple[torch.Tensor, torch.Tensor, torch.Tensor], own: torch.Tensor
+    ) -> _OfBank | None:
+        """What the anchors have in common with the banks, computed once for the diversity and for the loss."""
+        if self.bank is None or not (self.settings.bank_loss or self.settings.diversity_of_bank):
+            return None
+        # The buffers are written after the step; the graph keeps what it saw.
+        texts, images = self.bank.text_keys.clone(), self.bank.image_keys.clone()
+        return _OfBank((texts, images), (vectors[0] @ texts.t(), vectors[2] @ images.t()), self.bank.negatives(own))
+
+    def _diversities(self, both: tuple[Anchors, Anchors], among: _OfBank | None = None) -> list[torch.Tensor] | None:
         """div of each anchor, both ways: among the batch, or averaged with that among the bank; `None` is eq. 4."""
         if self.settings.loss != "dcl" or not self.settings.diversity_of_batch:
             return None
         of_batch = [self._diversity(anchors.similarity, anchors.negatives) for anchors in both]
-        if not self.settings.diversity_of_bank or vectors is None or own is None:
+        if not self.settings.diversity_of_bank or among is None:
             return of_batch
-        assert self.bank is not None
-        negatives = self.bank.negatives(own)
-        of_pair, _, texts = (part.detach() for part in vectors)
-        among = (of_pair @ self.bank.text_keys.t(), texts @ self.bank.image_keys.t())
-        of_bank = [self._diversity(similarity, negatives) for similarity in among]
-        return [mean_diversity(one, other, negatives) for one, other in zip(of_batch, of_bank, strict=True)]
+        of_bank = [self._diversity(similarity.detach(), among.negatives) for similarity in among.similarities]
+        return [mean_diversity(one, other, among.negatives) for one, other in zip(of_batch, of_bank, strict=True)]
 
     def _diversity(self, similarity: torch.Tensor, negatives: torch.Tensor) -> torch.Tensor:
         """Eq. 3, divided by the largest of everyone's anchors."""
@@ -244,6 +255,7 @@ class Coder(RetrievalObjective):
         self,
         vectors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
         keys: tuple[torch.Tensor, torch.Tensor],
+        among: _OfBank,
         own: torch.Tensor,
         diversities: list[torch.Tensor] | None,
     ) -> torch.Tensor:
@@ -251,12 +263,9 @@ class Coder(RetrievalObjective):
         assert self.bank is not None
         of_pair, _, texts = vectors
         image_keys, text_keys = keys
-        negatives = self.bank.negatives(own)
-        # The buffers are written after the step; the graph keeps what it saw.
-        banks = self.bank.text_keys.clone(), self.bank.image_keys.clone()
         both = (
-            Anchors((of_pair * text_keys).sum(dim=1), of_pair @ banks[0].t(), negatives),
-            Anchors((texts * image_keys).sum(dim=1), texts @ banks[1].t(), negatives),
+            Anchors((of_pair * text_keys).sum(dim=1), among.similarities[0], among.negatives),
+            Anchors((texts * image_keys).sum(dim=1), among.similarities[1], among.negatives),
         )
         loss = self._contrast(both, diversities)
         if not self.settings.bank_anchors:
@@ -264,7 +273,7 @@ class Coder(RetrievalObjective):
         # Read literally: the bank's entries are anchors as well, which everyone's batch pushes away. Their mean is
         # added to each pair, so that it is the mean over pairs too.
         negatives = self.bank.negatives(self.processes.gather(own)).t()
-        for part, keys_of_bank in zip((of_pair, texts), banks, strict=True):
+        for part, keys_of_bank in zip((of_pair, texts), among.banks, strict=True):
             similarity = keys_of_bank @ self.processes.gather(part, gradient=True).t()
             pushed = dcl_loss(None, similarity, negatives, None, self.settings.mu, self.settings.gamma)
             loss = loss + pushed[self.bank.images != NO_IMAGE].sum() / max(1, self.bank.filled)

@@ -1,7 +1,8 @@
 """What a study is: models that are trained from one another, and the rows of a paper's table they belong to.
 
-A study only says what is compared. `studies.run` trains, measures and writes it; the models are runs like any others,
-so that studies share them and an interrupted study goes on where it stopped.
+A study only says what is compared. `studies.run` trains and writes it, and its `measured` names who measures its models
+(`studies.captioning`, `studies.retrieval`); the models are runs like any others, so that studies share them and an
+interrupted study goes on where it stopped.
 """
 
 from __future__ import annotations
@@ -13,7 +14,10 @@ from importlib import import_module
 from tellapart.errors import RecipeError, did_you_mean
 
 # A study's name -> the module that has it in its STUDIES.
-TABLE = {f"cl-table{number}": "tellapart.studies.contrastive" for number in range(1, 7)}
+TABLE = {f"cl-table{number}": "tellapart.studies.contrastive" for number in range(1, 7)} | {
+    f"coder-{name}": "tellapart.studies.coder"
+    for name in ("table1", "table2", "table3", "table4", "batchsize", "speed")
+}
 
 
 @dataclass(frozen=True)
@@ -27,10 +31,13 @@ class Model:
         start: key of the model whose weights it begins with.
         reference: key of the frozen model it is compared with in training.
         changes: what differs from the recipe, such as `"objective.negative=false"`.
+        scaled: dotted key -> factor of what the recipe has there at its budget, so that a sweep fits any data;
+            what the recipe leaves open (null) stays open.
         control: key of the row it is compared with by paired bootstrap.
         searched: its learning rate is searched on the validation split (`studies.rates`).
         rate_of: key of the model whose learning rate it takes, where they must be alike to be compared.
         quoted: the paper's own figures of this row, by our figures' names.
+        line: in a study with an axis, the curve that it is a point of.
     """
 
     key: str
@@ -39,10 +46,12 @@ class Model:
     start: str | None = None
     reference: str | None = None
     changes: tuple[str, ...] = ()
+    scaled: Mapping[str, float] = field(default_factory=dict)
     control: str | None = None
     searched: bool = False
     rate_of: str | None = None
     quoted: Mapping[str, float] = field(default_factory=dict)
+    line: str = ""
 
 
 @dataclass(frozen=True)
@@ -56,18 +65,38 @@ class Column:
 
 
 @dataclass(frozen=True)
+class Axis:
+    """What a study's figures are drawn against.
+
+    Attributes:
+        key: a recipe's dotted key (a sweep, drawn as curves), or the name of a figure (drawn as points).
+        heading: what the axis is called.
+        drawn: the figures, a panel each.
+        logarithmic: whether steps along it are factors.
+    """
+
+    key: str
+    heading: str
+    drawn: tuple[str, ...]
+    logarithmic: bool = False
+
+
+@dataclass(frozen=True)
 class Study:
     """A paper's table.
 
     Attributes:
         name: as the command line knows it.
         title: what it asks.
-        models: captioner (the recipes' first word, such as `adaptive`) -> the models in table order.
+        models: captioner (the recipes' first word, such as `adaptive`) -> the models in table order. Studies of
+            retrievers are about theirs, whatever the captioner.
         columns: the table's figures.
         split: the images it is measured on, as in the paper.
         source: where the quoted figures are from.
         remark: what a reader of the table should know.
         more_quoted: rows of the paper's table that are not trained here: label -> figures.
+        measured: who measures its models: `captioning`, `retrieval`, or `speed` (retrieval, and how fast it is).
+        axis: what its figures are drawn against, if they are.
     """
 
     name: str
@@ -78,6 +107,8 @@ class Study:
     source: str
     remark: str = ""
     more_quoted: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    measured: str = "captioning"
+    axis: Axis | None = None
 
 
 def find_study(name: str) -> Study:

@@ -137,13 +137,11 @@ def _table4(captioner: str) -> tuple[Model, ...]:
             f"{name}, IL",
             "adaptive-il",
             start,
-            None,
-            (),
-            control,
+            control=control,
             searched=True,
             quoted=quoted["il"],
         ),
-        Model(f"{captioner}-gan", f"{name}, GAN", "adaptive-gan", start, None, (), control, quoted=quoted["gan"]),
+        Model(f"{captioner}-gan", f"{name}, GAN", "adaptive-gan", start, control=control, quoted=quoted["gan"]),
         *(
             Model(
                 f"{captioner}-cl-{part}",
@@ -152,7 +150,7 @@ def _table4(captioner: str) -> tuple[Model, ...]:
                 start,
                 start,
                 changes,
-                control,
+                control=control,
                 rate_of=f"{captioner}-cl",
                 quoted=quoted[part],
             )
@@ -228,7 +226,7 @@ def _table6(captioner: str) -> tuple[Model, ...]:
                 before,
                 before,
                 _SATURATED,
-                control,
+                control=control,
                 searched=run == 1,
                 rate_of=None if run == 1 else f"{captioner}-round-1",
                 quoted=quoted[run],

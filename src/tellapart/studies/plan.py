@@ -3,31 +3,42 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from copy import deepcopy
 
 import torch
 
-from tellapart.data.batches import BatchSource
+from tellapart.data.batches import Batch, BatchSource
 from tellapart.data.prepare import prepare
-from tellapart.objectives.base import Objective, Progress, frozen_models
+from tellapart.objectives.base import Epoch, Objective, Progress, frozen_models
 from tellapart.recipe import Recipe
+from tellapart.studies.rates import updates
 
 TIMED = 3
 
 
-def seconds_per_update(recipe: Recipe, reference: Recipe | None = None) -> float:
-    """Time of one update by this recipe: the quickest of a few, forward and backward, with fresh weights.
+def training_seconds(recipe: Recipe, reference: Recipe | None = None) -> float:
+    """Time of a whole training by this recipe: its updates, and what its objective does between epochs (clustering).
 
     Args:
-        recipe: what is trained.
+        recipe: what is trained, a captioner or a retriever.
         reference: the recipe of the frozen model it is compared with.
     """
+    steps = updates(recipe)
+    objective, batches = _begin(recipe, reference)
+    between = _seconds_between_epochs(objective, batches, recipe)
+    every = int(recipe.objective.get("cluster_every", 1)) * len(batches)
+    return steps * _seconds_per_update(objective, batches) + between * -(-steps // every)
+
+
+def _begin(recipe: Recipe, reference: Recipe | None) -> tuple[Objective, BatchSource]:
+    """The objective with fresh weights, and its batches."""
     prepared = prepare(recipe.data)
     captions = [caption for record in prepared.dataset.split("train") for caption in record.captions]
 
     def make(recipe: Recipe) -> torch.nn.Module:
-        captioner, settings = recipe.component("captioner")
-        made: torch.nn.Module = captioner.make(settings, captions, recipe.data, prepared.store.encoder)
+        model, settings = recipe.component(recipe.trains)
+        made: torch.nn.Module = model.make(settings, captions, recipe.data, prepared.store.encoder)
         return made
 
     torch.manual_seed(0)
@@ -48,6 +59,32 @@ def seconds_per_update(recipe: Recipe, reference: Recipe | None = None) -> float
         needs.negatives,
         seed=recipe.seed,
     )
+    return objective, batches
+
+
+def _seconds_between_epochs(objective: Objective, batches: BatchSource, recipe: Recipe) -> float:
+    """Time of `epoch_start`: of prototypes, clustered from as many pairs as there are clusters, times all pairs."""
+    if type(objective).epoch_start is Objective.epoch_start:
+        return 0.0
+    least, seen = int(recipe.objective.get("prototypes", 0)), 0
+    some: list[Batch] = []
+    for batch in batches.positives():
+        some.append(batch)
+        seen += len(batch.captions)
+        if seen >= least:
+            break
+
+    def taken() -> Iterator[Batch]:
+        return iter(some)
+
+    began = time.perf_counter()
+    objective.epoch_start(Epoch(0, taken, taken))
+    everything = sum(len(record.captions) for record in batches.records)
+    return (time.perf_counter() - began) * everything / max(1, seen)
+
+
+def _seconds_per_update(objective: Objective, batches: BatchSource) -> float:
+    """Time of one update: the quickest of a few, forward and backward."""
     seconds = []
     for step in range(TIMED):
         began = time.perf_counter()

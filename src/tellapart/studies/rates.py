@@ -18,18 +18,27 @@ MOST = 5
 
 @dataclass(frozen=True)
 class Search:
-    """Rates that were tried, with the validation loss each ended with."""
+    """Rates that were tried, with the validation figure each ended with.
 
-    losses: dict[float, float]
+    Attributes:
+        tried: rate -> figure.
+        figure: which one it is: the loss, or R@sum of retrievers that measure it.
+    """
+
+    tried: dict[float, float]
+    figure: str = "loss"
 
     @property
     def best(self) -> float:
-        """The rate of the lowest loss.
+        """The rate of the lowest loss, or of the highest figure of another kind; of equals the smallest.
 
         >>> Search({1e-4: 1.2, 1e-5: 1.3}).best
         0.0001
+        >>> Search({1e-4: 1.2, 1e-5: 1.3}, "R@sum").best
+        1e-05
         """
-        return min(self.losses, key=lambda rate: (self.losses[rate], rate))
+        sign = 1 if self.figure == "loss" else -1
+        return min(self.tried, key=lambda rate: (sign * self.tried[rate], rate))
 
 
 def updates(recipe: Recipe) -> int:
@@ -42,11 +51,13 @@ def updates(recipe: Recipe) -> int:
 def search_rate(recipe: Recipe, runs: Path) -> Search:
     """Try the recipe's rate, a third and three times of it, and go on beyond an end that is the best so far.
 
-    Each trial is a short training with a whole schedule; its validation loss decides. Trials are runs like any
-    others, found again when the search is repeated.
+    Each trial is a short training with a whole schedule; its validation loss decides. Of a retriever that ranks the
+    validation split it is R@sum: what it is for, on the same scale for every loss, with and without banks. Trials are
+    runs like any others, found again when the search is repeated.
     """
     steps = max(1, round(SHARE * updates(recipe)))
-    losses: dict[float, float] = {}
+    figure = "R@sum" if recipe.training.validate_retrieval else "loss"
+    tried: dict[float, float] = {}
 
     def attempt(rate: float) -> None:
         rate = float(f"{rate:.3g}")
@@ -56,23 +67,24 @@ def search_rate(recipe: Recipe, runs: Path) -> Search:
             "epochs": None,
             "validate_every": steps,
             "warmup_steps": round(SHARE * recipe.training.warmup_steps),
-            "monitor": "loss",
+            "monitor": figure,
+            "monitor_best": None if figure == "loss" else "highest",
             "validate_captions": 0,
             "patience": None,
         }
         training = recipe.training.model_copy(update=changes)
         trial = recipe.model_copy(update={"name": f"{recipe.name}-rate", "training": training})
         journal = read_jsonl(run_recipe(trial, runs).folder / "metrics.jsonl")
-        losses[rate] = next(row["loss"] for row in reversed(journal) if row["split"] == "val")
+        tried[rate] = next(row[figure] for row in reversed(journal) if row["split"] == "val")
 
     for factor in (1.0, 1 / FACTOR, FACTOR):
         attempt(factor * recipe.training.learning_rate)
-    while len(losses) < MOST:
-        best = Search(losses).best
-        if best == min(losses):
+    while len(tried) < MOST:
+        best = Search(tried, figure).best
+        if best == min(tried):
             attempt(best / FACTOR)
-        elif best == max(losses):
+        elif best == max(tried):
             attempt(best * FACTOR)
         else:
             break
-    return Search(losses)
+    return Search(tried, figure)

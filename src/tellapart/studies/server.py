@@ -12,7 +12,7 @@ from tellapart.files import write_json
 from tellapart.metrics import evaluate
 
 if TYPE_CHECKING:
-    from tellapart.studies.run import Row
+    from tellapart.studies.result import Row
 
 REFERENCES = {"C5": 5, "C40": 40}
 METRICS = ("Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "METEOR", "ROUGE_L", "CIDEr")

@@ -1,0 +1,194 @@
+"""What retrieval costs beside what it cannot do without, in one run.
+
+    .venv/bin/python benchmarks/retrieval.py [--rounds 7] [--skip-steps] [--skip-memory]
+
+Ranking: all ranks both ways (`vector_ranks`, the path of `evaluate-retrieval` and of validation) beside the bare matrix
+product of the same vectors in float32, at the widths of the Flickr8k recipes (256, with concepts 512) and of the paper
+(1024, 2048): 1,000 images and 5,000 captions (the splits of Flickr8k and Flickr30K), the whole matrix kept; and 5,000
+and 25,000 (COCO's), in strips of 1,000 images. 100 % would be ranks for nothing; the bar is 90 %.
+
+Steps: a step of DCL with coupled banks of 4096 beside one without, at the size of the Flickr8k recipes (`dcl-bank`,
+`dcl`), on random features and made-up captions: forward, backward, clipping, Adam, momentum and banks. Without sharing
+anything the momentum encoders' pass alone would make it 4/3; the bar is 1.6.
+
+Memory: the ranks of 5,000 images and 25,000 captions (COCO's test split), whose scores would be 500 MB in float32.
+
+CPU time on one thread, rounds alternate; ratios are of medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy is there
+
+import resource
+import statistics
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tellapart.data.batches import BatchSource
+from tellapart.data.features import FeatureStore
+from tellapart.data.records import Dataset, Record
+from tellapart.encoders.images import EncoderIdentity
+from tellapart.engine.schedule import make_optimiser
+from tellapart.evaluation.vector_ranks import vector_ranks
+from tellapart.objectives.base import Progress
+from tellapart.objectives.coder import Coder, CoderSettings
+from tellapart.recipe import TrainingSettings
+from tellapart.retrievers.coder import Coder as CoderRetriever
+from tellapart.retrievers.coder import CoderSettings as RetrieverSettings
+from tellapart.text import Vocabulary
+
+IDENTITY = EncoderIdentity("made-up", "0", "none", regions=49, width=1280)
+WORDS = [f"word{number}" for number in range(2500)]
+CAPTIONS = 5
+STRIP = 1000
+
+
+def unit_vectors(count: int, width: int, seed: int, common: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
+    """Unit vectors; with what captions have in common with their images, R@1 is about 0.3 among 1,000."""
+    vectors = np.random.default_rng(seed).normal(size=(count, width)).astype(np.float32)
+    if common is not None:
+        vectors += 3 * np.repeat(common, count // len(common), axis=0)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    return vectors
+
+
+def cpu_seconds(call: Callable[[], object]) -> float:
+    began = time.process_time()
+    call()
+    return time.process_time() - began
+
+
+def alternate(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Median CPU seconds of each; one round before is not counted."""
+    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    for number in range(rounds + 1):
+        for name, call in calls.items():
+            spent = cpu_seconds(call)
+            if number:
+                seconds[name].append(spent)
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def product(images: NDArray[np.float32], captions: NDArray[np.float32], strip: NDArray[np.float32]) -> None:
+    """All inner products, a strip of images at a time, each in place of the one before."""
+    for start in range(0, len(images), len(strip)):
+        np.matmul(images[start : start + len(strip)], captions.T, out=strip)
+
+
+def ranking(rounds: int, images: int, widths: tuple[int, ...]) -> None:
+    owner = np.repeat(np.arange(images), CAPTIONS)
+    print(f"ranks of {images} images × {images * CAPTIONS} captions beside the bare product (bar: at least 90 %)")
+    for width in widths:
+        pictures = unit_vectors(images, width, 0)
+        captions = unit_vectors(images * CAPTIONS, width, 1, pictures)
+        strip = np.empty((STRIP, len(captions)), np.float32)
+        calls: dict[str, Callable[[], object]] = {
+            "product": partial(product, pictures, captions, strip),
+            "ranks": partial(vector_ranks, pictures, captions, owner, rounding=1e-6),
+        }
+        seconds = alternate(calls, rounds)
+        share = seconds["product"] / seconds["ranks"]
+        first = float((vector_ranks(pictures, captions, owner, rounding=1e-6).text_to_image == 1).mean())
+        pairs = images * len(captions) / seconds["ranks"] / 1e6
+        print(
+            f"  width {width:5}: product {1e3 * seconds['product']:7.1f} ms, ranks {1e3 * seconds['ranks']:7.1f} ms: "
+            f"{share:6.1%} of the product's speed, {pairs:.1f} million pairs a second (text→image R@1 {first:.2f})",
+            flush=True,
+        )
+
+
+def make_data(images: int = 512) -> tuple[Dataset, FeatureStore]:
+    rng = np.random.default_rng(0)
+    records = tuple(
+        Record(
+            str(number),
+            f"{number}.png",
+            "train",
+            tuple(" ".join(rng.choice(WORDS, size=rng.integers(8, 14))) for _ in range(5)),
+        )
+        for number in range(images)
+    )
+    dataset = Dataset("made-up", Path(), records)
+    return dataset, FeatureStore(rng.normal(size=(images, 50, 1280)).astype(np.float16), IDENTITY, dataset.digest)
+
+
+def stepper(settings: CoderSettings, source: BatchSource) -> Callable[[], None]:
+    """A function that trains one step; batches are drawn before."""
+    torch.manual_seed(0)
+    objective = Coder(settings, CoderRetriever(RetrieverSettings(), Vocabulary(WORDS), IDENTITY)).train()
+    training = TrainingSettings(steps=100, optimiser="adam", learning_rate=5e-4)
+    optimiser = make_optimiser(training, [weight for weight in objective.parameters() if weight.requires_grad])
+    batches = [source.at(step) for step in range(4)]
+    done = 0
+
+    def step() -> None:
+        nonlocal done
+        totals = objective(batches[done % len(batches)], Progress(done, 100))
+        loss = sum(weight * totals[name].sum / totals[name].count for name, weight in objective.losses().items())
+        optimiser.zero_grad()
+        torch.autograd.backward(loss)
+        torch.nn.utils.clip_grad_norm_(objective.parameters(), 2.0)
+        optimiser.step()
+        objective.after_step()
+        done += 1
+
+    return step
+
+
+def steps(rounds: int) -> None:
+    dataset, store = make_data()
+    source = BatchSource(dataset, store, "train", 128, 1, 0, seed=0)
+    print("a step of DCL with banks of 4096 beside one without, 128 pairs (bar: at most 1.6)")
+    calls: dict[str, Callable[[], object]] = {
+        "without": stepper(CoderSettings(), source),
+        "with banks": stepper(CoderSettings(bank=4096, diversity_of_bank=True), source),
+    }
+    seconds = alternate(calls, rounds)
+    print(f"  without {seconds['without']:.3f} s, with banks {seconds['with banks']:.3f} s CPU: ", end="")
+    print(f"{seconds['with banks'] / seconds['without']:.2f} times", flush=True)
+
+
+def peak_megabytes() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def memory(width: int = 512) -> None:
+    images = unit_vectors(5000, width, 0)
+    captions = unit_vectors(25000, width, 1, images)
+    owner = np.repeat(np.arange(5000), 5)
+    before = peak_megabytes()
+    spent = cpu_seconds(lambda: vector_ranks(images, captions, owner, rounding=1e-6))
+    print(
+        f"ranks of 5,000 images × 25,000 captions of width {width}: {spent:.1f} s CPU; "
+        f"peak memory {peak_megabytes():.0f} MB, {before:.0f} MB of it before ranking (the matrix would be 500 MB)",
+        flush=True,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--skip-steps", action="store_true")
+    parser.add_argument("--skip-memory", action="store_true")
+    chosen = parser.parse_args()
+    torch.set_num_threads(1)
+    if not chosen.skip_memory:
+        memory()  # first: the peak is of everything before it too
+    ranking(chosen.rounds, 1000, (256, 512, 1024, 2048))
+    ranking(max(1, chosen.rounds // 3), 5000, (512, 2048))
+    if not chosen.skip_steps:
+        steps(chosen.rounds)
+
+
+if __name__ == "__main__":
+    main()
