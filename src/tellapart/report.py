@@ -7,6 +7,7 @@ import io
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from textwrap import fill
 from types import ModuleType
 from typing import Any
 
@@ -32,6 +33,8 @@ COLUMNS = [  # figure, heading, what it means, how it is printed
 THUMBNAIL = 176
 CARDS = 9
 QUERIES = 4
+# Letters in a line above a small plot.
+TITLE = 34
 
 
 def write_report(comparison: Comparison, folder: str | Path) -> Path:
@@ -226,14 +229,14 @@ def curves(journals: Mapping[str, list[dict[str, Any]]]) -> str:
             for split, style in (("train", "-"), ("val", "o--")):
                 points = [(row["step"], row["loss"]) for row in rows if row["split"] == split]
                 axis.plot(*zip(*points, strict=True), style, markersize=3, linewidth=1.4, label=split)
-            axis.set_title(f"{label}: loss")
+            axis.set_title(fill(f"{label}: loss", TITLE))
         for label, rows in contrastive.items():
             axis = next(places)
             logged = [row for row in rows if row["split"] == "train"]
             steps = [row["step"] for row in logged]
             axis.plot(steps, [row["log_ratio_positive"] for row in logged], label="true pairs, G⁺")
             axis.plot(steps, [row["log_ratio_negative"] for row in logged], label="mismatched, G⁻")
-            axis.set_title(f"{label}: log ratio to reference")
+            axis.set_title(fill(f"{label}: log ratio to reference", TITLE))
         for axis in axes.ravel()[:panels]:
             axis.legend(frameon=False, fontsize=8)
             axis.set_xlabel("step")
