@@ -28,7 +28,7 @@ def environment() -> dict[str, str]:
 def run_worker(processes: int, module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     """Run a module in so many processes; it must end well."""
     command = [*COMMANDS[processes], module, *arguments]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     return done
 
