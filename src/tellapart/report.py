@@ -108,7 +108,8 @@ def shown(value: float | None, kind: str) -> str:
     if value is None:
         return "–"
     if kind == "percent":
-        return f"{100 * value:.1f} %"
+        # A chance of one in thousands is not none.
+        return f"{100 * value:.{2 if 0 < value < 0.01 else 1}f} %"
     if kind == "points":  # of a share, where a heading says that it is in percent
         return f"{100 * value:.1f}"
     digits = {"figure": 3, "number": 2, "count": 0}[kind]

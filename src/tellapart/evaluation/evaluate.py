@@ -6,7 +6,7 @@ Everything is written into the run folder, with what it was made from, and found
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from tellapart.decoding.search import Caption, decode_rows
 from tellapart.engine.progress import ProgressLine
 from tellapart.engine.run import Run
 from tellapart.evaluation.retrieval import RankedCaptions, rank_captions_under
-from tellapart.evaluation.self_retrieval import SHOWN, SelfRetrieval, self_retrieval
+from tellapart.evaluation.self_retrieval import KS, SHOWN, SelfRetrieval, self_retrieval
 from tellapart.files import digest_of, read_json, read_jsonl, write_json, write_jsonl
 from tellapart.metrics import evaluate, summarize_ranks
 from tellapart.models import add_measured, model_digest
@@ -73,7 +73,9 @@ def evaluate_run(run: Run, split: str = "test", retrieval_images: int | None = N
     ending = "" if split == "test" else f"-{split}"
     scores_path, per_image_path = run.folder / f"scores{ending}.json", run.folder / f"per_image{ending}.jsonl"
     if scores_path.exists() and (found := read_json(scores_path, "scores"))["made_from"] == made_from:
-        return Evaluation(found["corpus"], read_jsonl(per_image_path), found["not_reported"])
+        measured = Evaluation(found["corpus"], read_jsonl(per_image_path), found["not_reported"])
+        ranks = measured.values("rank")
+        return replace(measured, corpus=measured.corpus | retrieval_figures(ranks, len(ranks)))
 
     captions = caption_records(run, prepared, records)
     training = [caption for record in prepared.dataset.split("train") for caption in record.captions]
@@ -103,7 +105,7 @@ def evaluate_run(run: Run, split: str = "test", retrieval_images: int | None = N
 
 def retrieval_figures(ranks: np.ndarray, images: int) -> dict[str, float]:
     """Self-retrieval figures by name, with the chance level beside."""
-    summary = summarize_ranks(ranks, images)
+    summary = summarize_ranks(ranks, images, [k for k in KS if k <= images])
     figures = {f"self_retrieval_R@{k}": share for k, share in summary.recalls.items()}
     return {
         **figures,
