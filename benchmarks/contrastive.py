@@ -17,16 +17,12 @@ import copy
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 
-import numpy as np
 import torch
+from made_up import IDENTITY, WORDS, make_data
 
 from tellapart.captioners.adaptive import AdaptiveAttention, AdaptiveAttentionSettings
 from tellapart.data.batches import BatchSource, Kind
-from tellapart.data.features import FeatureStore
-from tellapart.data.records import Dataset, Record
-from tellapart.encoders.images import EncoderIdentity
 from tellapart.engine.schedule import make_optimiser
 from tellapart.objectives.base import Objective, Progress
 from tellapart.objectives.contrastive import Contrastive, ContrastiveSettings
@@ -34,24 +30,7 @@ from tellapart.objectives.likelihood import Likelihood, LikelihoodSettings
 from tellapart.recipe import TrainingSettings
 from tellapart.text import Vocabulary
 
-IDENTITY = EncoderIdentity("made-up", "0", "none", regions=49, width=1280)
-WORDS = [f"word{number}" for number in range(2500)]
 ONE_EPOCH, LONGER = Progress(0, 1), Progress(0, 1000)
-
-
-def make_data(images: int = 64) -> tuple[Dataset, FeatureStore]:
-    rng = np.random.default_rng(0)
-    records = tuple(
-        Record(
-            str(number),
-            f"{number}.png",
-            "train",
-            tuple(" ".join(rng.choice(WORDS, size=rng.integers(8, 14))) for _ in range(5)),
-        )
-        for number in range(images)
-    )
-    dataset = Dataset("made-up", Path(), records)
-    return dataset, FeatureStore(rng.normal(size=(images, 50, 1280)).astype(np.float16), IDENTITY, dataset.digest)
 
 
 def stepper(
@@ -84,7 +63,7 @@ def main() -> None:
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    data = make_data()
+    data = make_data(64)
     model = AdaptiveAttention(AdaptiveAttentionSettings(dropout=0.0), Vocabulary(WORDS), IDENTITY)
     reference = copy.deepcopy(model)
     settings = ContrastiveSettings(negatives=chosen.negatives)

@@ -29,16 +29,13 @@ import statistics
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import numpy as np
 import torch
+from made_up import IDENTITY, WORDS, make_data
 from numpy.typing import NDArray
 
 from tellapart.data.batches import BatchSource
-from tellapart.data.features import FeatureStore
-from tellapart.data.records import Dataset, Record
-from tellapart.encoders.images import EncoderIdentity
 from tellapart.engine.schedule import make_optimiser
 from tellapart.evaluation.vector_ranks import vector_ranks
 from tellapart.objectives.base import Progress
@@ -49,8 +46,6 @@ from tellapart.retrievers.coder import Coder as CoderRetriever
 from tellapart.retrievers.coder import CoderSettings as RetrieverSettings
 from tellapart.text import Vocabulary
 
-IDENTITY = EncoderIdentity("made-up", "0", "none", regions=49, width=1280)
-WORDS = [f"word{number}" for number in range(2500)]
 CAPTIONS = 5
 STRIP = 1000
 
@@ -117,21 +112,6 @@ def ranking(rounds: int, images: int, widths: tuple[int, ...]) -> None:
         )
 
 
-def make_data(images: int = 512) -> tuple[Dataset, FeatureStore]:
-    rng = np.random.default_rng(0)
-    records = tuple(
-        Record(
-            str(number),
-            f"{number}.png",
-            "train",
-            tuple(" ".join(rng.choice(WORDS, size=rng.integers(8, 14))) for _ in range(5)),
-        )
-        for number in range(images)
-    )
-    dataset = Dataset("made-up", Path(), records)
-    return dataset, FeatureStore(rng.normal(size=(images, 50, 1280)).astype(np.float16), IDENTITY, dataset.digest)
-
-
 def stepper(settings: CoderSettings, source: BatchSource) -> Callable[[], None]:
     """A function that trains one step; batches are drawn before."""
     torch.manual_seed(0)
@@ -156,7 +136,7 @@ def stepper(settings: CoderSettings, source: BatchSource) -> Callable[[], None]:
 
 
 def steps(rounds: int) -> None:
-    dataset, store = make_data()
+    dataset, store = make_data(512)
     source = BatchSource(dataset, store, "train", 128, 1, 0, seed=0)
     print("a step of DCL with banks of 4096 beside one without, 128 pairs (bar: at most 1.6)")
     calls: dict[str, Callable[[], object]] = {

@@ -25,7 +25,7 @@ from tellapart.studies.base import TABLE, Model, find_study
 from tellapart.studies.page import quoted_rows
 from tellapart.studies.plan import training_seconds
 from tellapart.studies.result import Result
-from tellapart.studies.run import _Trainer, run_study
+from tellapart.studies.run import _Trainer
 
 NAMES = [name for name in TABLE if name.startswith("coder-")]
 # Scenes so few and trainings so short that a study takes seconds.
@@ -44,17 +44,8 @@ Studying = Callable[..., Result]
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("studies")
-
-
-@pytest.fixture(scope="module")
-def studying(place: Path) -> Studying:
-    def study(name: str, **options: object) -> Result:
-        given = {"budget": "smoke", "overrides": TINY, "runs": place / "runs", "prepared": place / "prepared"}
-        return run_study(name, "scenes", out=place / name, **{**given, **options})  # type: ignore[arg-type]
-
-    return study
+def tiny() -> tuple[str, ...]:
+    return TINY
 
 
 @pytest.fixture(scope="module")

@@ -40,17 +40,8 @@ Studying = Callable[..., Result]
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("studies")
-
-
-@pytest.fixture(scope="module")
-def studying(place: Path) -> Studying:
-    def study(name: str, **options: object) -> Result:
-        given = {"budget": "smoke", "overrides": TINY, "runs": place / "runs", "prepared": place / "prepared"}
-        return run_study(name, "scenes", out=place / name, **{**given, **options})  # type: ignore[arg-type]
-
-    return study
+def tiny() -> tuple[str, ...]:
+    return TINY
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import nn
 
 from tellapart.captioners.base import Captioner, Traces, at_tokens, words_before
-from tellapart.captioners.huggingface_tokens import HuggingFaceTokens
+from tellapart.captioners.huggingface_tokens import HuggingFaceTokens, read_parts, write_config
 from tellapart.captioners.huggingface_weights import add_lora, save_tied_weights_once
 from tellapart.encoders.huggingface import (
     CAPTIONERS,
@@ -195,19 +195,13 @@ class HuggingFaceCaptioner(Captioner):
 
     def write_parts(self, folder: Path) -> None:
         super().write_parts(folder)
-        self.config.to_json_file(folder / "huggingface" / "config.json", use_diff=False)
+        write_config(self.config, folder)
 
     @classmethod
     def from_parts(cls, settings: BaseModel, encoder: EncoderIdentity, folder: Path) -> HuggingFaceCaptioner:
         assert isinstance(settings, HuggingFaceSettings)
-        need_transformers()
-        import transformers
-
-        vocabulary = HuggingFaceTokens.load(folder / "vocabulary.json")
-        if not (folder / "huggingface" / "config.json").exists():
-            raise StoreError(f"{folder}: huggingface/config.json is missing; save the model again")
+        vocabulary, config = read_parts(folder)
         with quiet():
-            config = transformers.AutoConfig.from_pretrained(str(folder / "huggingface"), local_files_only=True)
             captioner = cls(settings, vocabulary, encoder, config)
         captioner.folder = folder
         return captioner

@@ -1,4 +1,4 @@
-"""The tokens of a Hugging Face tokenizer in the row order that everything here relies on."""
+"""The tokens of a Hugging Face tokenizer in the row order that everything here relies on, and their model folder."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tellapart.encoders.huggingface import quiet
+from tellapart.encoders.huggingface import need_transformers, quiet
 from tellapart.errors import DataError, MissingExtraError, StoreError
 from tellapart.files import read_json, read_text, write_json, write_text
 from tellapart.text import END, PAD, SPECIALS, START, UNKNOWN, Vocabulary
@@ -164,3 +164,20 @@ def _first(*ids: int | None) -> int | None:
 
 def _tokenizer_file(path: Path) -> Path:
     return path.parent / "huggingface" / "tokenizer.json"
+
+
+def write_config(config: Any, folder: Path) -> None:
+    """Put a model's configuration into its model folder, where `read_parts` finds it."""
+    config.to_json_file(folder / "huggingface" / "config.json", use_diff=False)
+
+
+def read_parts(folder: Path) -> tuple[HuggingFaceTokens, Any]:
+    """The tokens and the configuration in the model folder of a captioner or retriever from Hugging Face."""
+    need_transformers()
+    import transformers
+
+    vocabulary = HuggingFaceTokens.load(folder / "vocabulary.json")
+    if not (folder / "huggingface" / "config.json").exists():
+        raise StoreError(f"{folder}: huggingface/config.json is missing; save the model again")
+    with quiet():
+        return vocabulary, transformers.AutoConfig.from_pretrained(str(folder / "huggingface"), local_files_only=True)

@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from torch import nn
 from torch.nn import functional
 
-from tellapart.captioners.huggingface_tokens import HuggingFaceTokens
+from tellapart.captioners.huggingface_tokens import HuggingFaceTokens, read_parts, write_config
 from tellapart.encoders.huggingface import find_folder, model_type, need_transformers, quiet, weight_files
 from tellapart.encoders.images import EncoderIdentity
 from tellapart.errors import RecipeError, StoreError
@@ -115,19 +115,13 @@ class Clip(Retriever):
 
     def write_parts(self, folder: Path) -> None:
         super().write_parts(folder)
-        self.config.to_json_file(folder / "huggingface" / "config.json", use_diff=False)
+        write_config(self.config, folder)
 
     @classmethod
     def from_parts(cls, settings: BaseModel, encoder: EncoderIdentity, folder: Path) -> Clip:
         assert isinstance(settings, ClipSettings)
-        need_transformers()
-        import transformers
-
-        vocabulary = HuggingFaceTokens.load(folder / "vocabulary.json")
-        if not (folder / "huggingface" / "config.json").exists():
-            raise StoreError(f"{folder}: huggingface/config.json is missing; save the model again")
+        vocabulary, config = read_parts(folder)
         with quiet():
-            config = transformers.AutoConfig.from_pretrained(str(folder / "huggingface"), local_files_only=True)
             return cls(settings, vocabulary, encoder, config)
 
     # --- the contract -----------------------------------------------------------------------------------------
