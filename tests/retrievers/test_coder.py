@@ -12,6 +12,7 @@ from support.tiny import IDENTITY, make_retriever
 from tellapart.models import load_retriever
 from tellapart.recipe import DataSettings
 from tellapart.retrievers.coder import Coder, CoderSettings
+from tellapart.retrievers.pooling import drop_regions
 
 CAPTIONS = ["a red house", "two", "a blue car near a tree"]
 
@@ -79,7 +80,11 @@ def test_training_disturbs_and_evaluation_does_not(features: torch.Tensor) -> No
     one, other = model.embed_images(features)[0], model.embed_images(features)[0]
     assert not torch.equal(one, other)
     assert not torch.equal(model.embed_texts(CAPTIONS)[0], model.embed_texts(CAPTIONS)[0])
+    torch.manual_seed(0)
+    stays = drop_regions(torch.ones(features.shape[:2], dtype=torch.bool), 0.5)
     model.eval()
+    for row, kept in enumerate(stays):
+        torch.testing.assert_close(one[row], model.embed_images(features[row : row + 1, kept])[0][0])
     assert torch.equal(model.embed_texts(CAPTIONS)[0], model.embed_texts(CAPTIONS)[0])
 
 

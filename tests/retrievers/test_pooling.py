@@ -14,6 +14,7 @@ from tellapart.retrievers.pooling import (
     drop_regions,
     max_pool,
     mean_pool,
+    pack_items,
     position_encodings,
 )
 from tellapart.text import END, PAD, UNKNOWN
@@ -188,6 +189,21 @@ def test_a_fifth_of_the_regions_is_dropped_and_one_always_stays() -> None:
     nothing = torch.zeros(2, 3, dtype=torch.bool)
     assert not drop_regions(nothing, 0.5, generator).any()
     assert drop_regions(nothing[:0], 0.5, generator).shape == (0, 3)
+
+
+@pytest.mark.parametrize("pool", pools(), ids=["mean", "max", "gpo"])
+def test_packed_items_are_the_same_sets(pool: Pool) -> None:
+    items, mask = ragged()
+    mask[0] = False
+    mask[0, 2:4] = True
+    packed, fits = pack_items(items, mask)
+    assert packed.shape[1] == int(mask.sum(dim=1).max()) < items.shape[1]
+    assert fits.sum(dim=1).tolist() == mask.sum(dim=1).tolist()
+    torch.testing.assert_close(pool(packed, fits), pool(items, mask))
+    for row in range(len(items)):
+        assert torch.equal(packed[row][fits[row]], items[row][mask[row]])
+    assert pack_items(items[:0], mask[:0])[0].shape == (0, 0, 3)
+    assert pack_items(items, torch.zeros_like(mask))[0].shape == (6, 0, 3)
 
 
 def test_a_fifth_of_the_words_is_disturbed() -> None:

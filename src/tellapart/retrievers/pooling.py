@@ -156,6 +156,24 @@ def drop_regions(mask: torch.Tensor, share: float = 0.2, generator: torch.Genera
     return kept | (saved & mask)
 
 
+def pack_items(items: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The same sets, each row's items in front in their order, as long as the largest set; and the mask of that.
+
+    Args:
+        items: `[rows, items, width]`.
+        mask: which items are there, `[rows, items]`.
+
+    Example:
+        >>> items, mask = torch.tensor([[[5.0], [6.0], [7.0]]]), torch.tensor([[False, True, False]])
+        >>> pack_items(items, mask)
+        (tensor([[[6.]]]), tensor([[True]]))
+    """
+    longest = int(mask.sum(dim=1).max()) if mask.numel() else 0
+    order = torch.argsort(~mask, dim=1, stable=True)[:, :longest]
+    rows = torch.arange(len(items), device=items.device)[:, None]
+    return items[rows, order], mask.gather(1, order)
+
+
 def disturb_words(
     tokens: torch.Tensor, vocabulary_size: int, share: float = 0.2, generator: torch.Generator | None = None
 ) -> torch.Tensor:
