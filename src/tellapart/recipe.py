@@ -29,6 +29,7 @@ ADDED_LATER: dict[str, Any] = {
     "retriever": None,
     "training.validate_retrieval": False,
     "negatives.by": "images",
+    "objective.hardest_after": 0.0,
 }
 # Models that a recipe begins with or is given.
 ROLES = ("start", "reference", "frozen_retriever")
@@ -291,7 +292,7 @@ class Recipe(Section):
             place = content
             for section in sections:
                 place = place[section]
-            if place[key] == default:
+            if key in place and place[key] == default:
                 del place[key]
         return digest_of(content)
 

@@ -171,6 +171,14 @@ def test_switches_leave_parts_out() -> None:
     assert len({round(value, 5) for value in values.values()}) == len(values)
 
 
+def test_the_triplet_loss_may_begin_with_all_negatives() -> None:
+    batch = source().at(0)
+    begins, hardest = objective(concepts=0, loss="triplet", hardest_after=0.2), objective(concepts=0, loss="triplet")
+    expected = hardest(batch, Progress(0, 10))["instance"].sum.item()
+    assert begins(batch, Progress(1, 10))["instance"].sum.item() > expected + 0.1
+    assert begins(batch, Progress(2, 10))["instance"].sum.item() == expected
+
+
 def test_bank_entries_as_anchors_push_the_batch_away() -> None:
     """Eq. 6 read literally adds l_DCL(B, V): the mean over the bank's entries of the pushing term."""
     made = objective(concepts=0, bank=7)

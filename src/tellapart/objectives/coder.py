@@ -41,6 +41,7 @@ class CoderSettings(BaseModel):
     epsilon: float = Field(0.1, gt=0, description="dcl: ε of the diversity")
     positive_weight: float = Field(1.0, ge=0, description="dcl: weight of log(1 + S); read literally it is μ")
     margin: float = Field(0.2, ge=0, description="triplet: α")
+    hardest_after: float = Field(0.0, ge=0, le=1, description="triplet: share of the training before which all count")
     temperature: float = Field(0.05, gt=0, description="info-nce: τ")
     bank: int = Field(0, ge=0, description="slots of each memory bank, 4096 in the paper; 0: none")
     bank_loss: bool = Field(True, description="contrast with the bank (M-DCL), where there is one")
@@ -76,7 +77,9 @@ class Coder(RetrievalObjective):
       of the training split are clustered anew every `cluster_every` epochs, from the centres before.
 
     `loss` puts the triplet loss with the hardest negatives (BTR) or InfoNCE in the place of DCL, everywhere. A
-    retriever without branches is trained by its index vectors, one without those (SCAN) by its similarity.
+    retriever without branches is trained by its index vectors, one without those (SCAN) by its similarity. From random
+    weights the hardest negatives first draw everything together; GPO's code therefore begins with all of them
+    (`hardest_after`).
 
     Captions of an anchor's own image are never negatives, in the batch and in the bank. Anchors are a process's own,
     candidates are everyone's, and banks are filled with everyone's keys, so that processes keep equal ones.
@@ -105,6 +108,7 @@ class Coder(RetrievalObjective):
         self.bank = MomentumBank(settings.bank, widths[0]) if settings.bank else None
         self.prototypes = Prototypes(settings.prototypes, widths[0], widths[1]) if settings.prototypes else None
         self.concepts = settings.concept_loss and len(widths) > 1
+        self._hardest = True
         self._pending: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
 
     def _check(self, settings: CoderSettings, widths: tuple[int, ...]) -> None:
@@ -136,6 +140,7 @@ class Coder(RetrievalObjective):
         return {name: weight for name, weight in weights.items() if active[name]}
 
     def forward(self, batch: Batch, progress: Progress, phase: str = "train") -> dict[str, Total]:
+        self._hardest = progress.fraction >= self.settings.hardest_after
         pairs = batch.pairs.of(Kind.POSITIVE)
         captions = [batch.captions[row] for row in batch.pairs.caption_row[pairs].tolist()]
         features = batch.features[self.target.encoder.name]
@@ -240,7 +245,7 @@ class Coder(RetrievalObjective):
         """The chosen loss, both directions, `[P]`."""
         settings = self.settings
         if settings.loss == "triplet":
-            parts = [triplet_loss(*anchors, margin=settings.margin) for anchors in both]
+            parts = [triplet_loss(*anchors, settings.margin, self._hardest) for anchors in both]
         elif settings.loss == "info-nce":
             parts = [info_nce(*anchors, temperature=settings.temperature) for anchors in both]
         else:
