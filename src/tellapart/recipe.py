@@ -82,7 +82,7 @@ class TrainingSettings(Section):
     """The loop's settings. Give `epochs` or `steps`."""
 
     epochs: int | None = Field(None, ge=1)
-    steps: int | None = Field(None, ge=1)
+    steps: int | None = Field(None, ge=0, description="0: nothing is trained, the model is measured as it comes")
     images_per_batch: int = Field(16, ge=1)
     captions_per_image: int | None = Field(None, ge=1, description="drawn anew each time; null takes all")
     accumulate: int = Field(1, ge=1, description="a batch goes through the model in so many parts, to save memory")

@@ -39,6 +39,7 @@ TABLE: dict[str, dict[str, str]] = {
         "coder": "tellapart.retrievers.coder:Coder",
         "scan": "tellapart.retrievers.scan:Scan",
         "hf-clip": "tellapart.retrievers.huggingface:Clip",
+        "hf-siglip": "tellapart.retrievers.huggingface:Siglip",
     },
     "objective": {
         "likelihood": "tellapart.objectives.likelihood:Likelihood",

@@ -228,8 +228,9 @@ def curves(journals: Mapping[str, list[dict[str, Any]]]) -> str:
         for label, rows in journals.items():
             axis = next(places)
             for split, style in (("train", "-"), ("val", "o--")):
-                points = [(row["step"], row["loss"]) for row in rows if row["split"] == split]
-                axis.plot(*zip(*points, strict=True), style, markersize=3, linewidth=1.4, label=split)
+                logged = [row for row in rows if row["split"] == split]
+                steps, losses = ([row[key] for row in logged] for key in ("step", "loss"))
+                axis.plot(steps, losses, style, markersize=3, linewidth=1.4, label=split)
             axis.set_title(fill(f"{label}: loss", TITLE))
         for label, rows in contrastive.items():
             axis = next(places)

@@ -454,3 +454,29 @@ def test_learning_rate_schedules() -> None:
     assert learning_rate(cosine, 109, 110, 10) == pytest.approx(1 + math.cos(math.pi * 0.99))
     constant = TrainingSettings(steps=5, learning_rate=2.0, schedule="constant")
     assert learning_rate(constant, 4, 5, 10) == 2.0
+
+
+@pytest.mark.parametrize("keep", ["best", "last"])
+def test_without_a_step_the_model_is_measured_and_kept_as_it_comes(
+    keep: str, tiny_data: Data, make_captioner: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, measure = tmp_path / "run", lambda: {"CIDEr": 0.5}
+    settings: dict[str, Any] = {"steps": 0, "keep": keep, "monitor": "CIDEr", "monitor_best": "highest"}
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(checkpoint, "save_checkpoint", killed)
+        with pytest.raises(KeyboardInterrupt):  # after the journal was written
+            train(objective_of("contrastive", make_captioner), tiny_data, run, measure, **settings)
+    for _ in range(2):  # and found again
+        train(objective_of("contrastive", make_captioner), tiny_data, run, measure, **settings)
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").open()]
+    assert [(row["step"], row["split"], row["CIDEr"]) for row in rows] == [(0, "val", 0.5)]
+    assert model_folder(run).name == "step-0"
+    came, kept = make_captioner(seed=1).state_dict(), load_captioner(run)
+    assert all(torch.equal(came[name], value) for name, value in kept.state_dict().items())
+    assert kept.history["measured"]["validation"]["CIDEr"] == 0.5
+    with pytest.raises(RecipeError, match=r"there is no validation figure 'CIDEr'; there are: loss"):
+        train(objective_of("contrastive", make_captioner), tiny_data, tmp_path / "wrong", **settings)

@@ -39,3 +39,12 @@ def test_without_a_reference_there_is_nothing_to_replace() -> None:
     recipe = Recipe.load(recipes_folder() / "scenes" / "adaptive-mle.yaml")
     with pytest.raises(RecipeError, match="this recipe has none"):
         train_in_rounds(recipe, 2)
+
+
+def test_rounds_of_no_step_keep_the_first_model(tmp_path: Path) -> None:
+    place = f"data.prepared={tmp_path / 'prepared'}"
+    path = recipes_folder() / "scenes" / "adaptive-cl.yaml"
+    recipe = Recipe.load(path, [*TINY, place, "training.steps=0"], "smoke")
+    runs = train_in_rounds(recipe, 2, tmp_path / "runs")
+    assert len({model_digest(run.folder) for run in runs}) == 1
+    assert len({run.folder for run in runs}) == 2

@@ -18,8 +18,14 @@ from tellapart.text import END, PAD, Vocabulary
 CAPTIONS = ["a red house", "two", "a blue car near a tree", "a red unknownword", "", "unknownword"]
 
 
-@pytest.fixture(params=RETRIEVERS)
-def model(request: pytest.FixtureRequest) -> Retriever:
+@pytest.fixture(params=[*RETRIEVERS, "hf-clip", "hf-siglip"])
+def model(request: pytest.FixtureRequest, tmp_path: Path) -> Retriever:
+    if request.param.startswith("hf-"):
+        from support.dual_encoders import make_tiny  # skips this one where transformers is missing
+
+        (tmp_path / "tokenizer").mkdir()
+        dual: Retriever = make_tiny(request.param, tmp_path / "tokenizer", seed=3)
+        return dual
     retriever: Retriever = make_retriever(seed=3, name=request.param)
     return retriever
 

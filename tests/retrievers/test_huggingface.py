@@ -1,29 +1,30 @@
-"""CLIP as a retriever, a tiny one with random weights: its cosines are the model's own; saved, trained, judging."""
+"""CLIP and SigLIP as retrievers, tiny ones with random weights: the model's own embeddings; saved, trained, judging."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from torch.nn import functional
 
-from support.huggingface import CORPUS, tokenizers, transformers
+from support.dual_encoders import KINDS, POSITIONS, SIZE, WIDTH, encoder_of, make_folder, make_retriever
+from support.huggingface import transformers
 from tellapart.data.prepare import prepare
 from tellapart.encoders.images import open_encoder
-from tellapart.engine.run import Run, run_recipe
+from tellapart.engine.run import Run, open_run, run_recipe
 from tellapart.errors import RecipeError, StoreError
 from tellapart.evaluation.evaluate import rank_captions_by_similarity
 from tellapart.evaluation.evaluate_retrieval import evaluate_retrieval
+from tellapart.evaluation.retrieval import rank_split
+from tellapart.metrics import summarize_retrieval
 from tellapart.models import load_retriever
-from tellapart.recipe import DataSettings, Recipe
+from tellapart.recipe import Recipe
 from tellapart.retrievers.base import take
-from tellapart.retrievers.huggingface import Clip, ClipSettings
 
-SIZE, PATCH, WIDTH, POSITIONS = 16, 8, 12, 16
-LAYERS = {"intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
 CAPTIONS = [
     "a red house",
     "two",
@@ -33,49 +34,14 @@ CAPTIONS = [
 ]
 
 
-def clip_tokens() -> Any:
-    """As CLIP's: bytes in lower case, a start token, and an end token that is also the padding."""
-    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE(unk_token="<|endoftext|>"))
-    tokenizer.normalizer = tokenizers.normalizers.Lowercase()
-    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = tokenizers.decoders.ByteLevel()
-    trainer = tokenizers.trainers.BpeTrainer(
-        vocab_size=320,
-        special_tokens=["<|startoftext|>", "<|endoftext|>"],
-        initial_alphabet=tokenizers.pre_tokenizers.ByteLevel.alphabet(),
-    )
-    tokenizer.train_from_iterator(CORPUS, trainer)
-    ends = [("<|startoftext|>", 0), ("<|endoftext|>", 1)]
-    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
-        single="<|startoftext|> $A <|endoftext|>", special_tokens=ends
-    )
-    end = "<|endoftext|>"
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<|startoftext|>", eos_token=end, unk_token=end, pad_token=end
-    )
-
-
-def make_folder(folder: Path, whole: bool = True) -> Path:
-    tokenizer = clip_tokens()
-    vision = {**LAYERS, "hidden_size": WIDTH, "image_size": SIZE, "patch_size": PATCH}
-    text = {**LAYERS, "hidden_size": 8, "vocab_size": len(tokenizer), "max_position_embeddings": POSITIONS}
-    ends = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 1}
-    torch.manual_seed(0)
-    config = transformers.CLIPConfig(vision_config=vision, text_config={**text, **ends}, projection_dim=10)
-    model = transformers.CLIPModel(config) if whole else transformers.CLIPVisionModel(config.vision_config)
-    for parameter in model.parameters():  # as they are made, weights are small: all would look alike
-        torch.nn.init.normal_(parameter, std=0.3)
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    half = [0.5, 0.5, 0.5]
-    settings = {"size": {"height": SIZE, "width": SIZE}, "resample": 2, "image_mean": half, "image_std": half}
-    (folder / "preprocessor_config.json").write_text(json.dumps(settings))
-    return folder
+@pytest.fixture(scope="module", params=KINDS)
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_folder(tmp_path_factory.mktemp("models") / "clip")
+def folder(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_folder(tmp_path_factory.mktemp("models") / kind, kind)
 
 
 @pytest.fixture(scope="module")
@@ -83,31 +49,36 @@ def pixels() -> torch.Tensor:
     return torch.randn(3, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(1))
 
 
-def make(folder: Path, **settings: Any) -> Clip:
-    encoder = open_encoder(f"clip-tokens:{folder}")
-    retriever = Clip.make(ClipSettings(**settings), [], DataSettings(source="scenes"), encoder.identity)
-    return retriever.eval()
+def features_of(folder: Path, kind: str, pixels: torch.Tensor) -> torch.Tensor:
+    return torch.from_numpy(encoder_of(folder, kind).run(pixels.numpy()))
 
 
-def features_of(folder: Path, pixels: torch.Tensor) -> torch.Tensor:
-    return torch.from_numpy(open_encoder(f"clip-tokens:{folder}").run(pixels.numpy()))  # type: ignore[attr-defined]
-
-
-def test_cosines_are_the_models_own(folder: Path, pixels: torch.Tensor) -> None:
-    retriever = make(folder)
-    whole = transformers.CLIPModel.from_pretrained(folder).eval()
+def test_embeddings_are_the_models_own(folder: Path, kind: str, pixels: torch.Tensor) -> None:
+    retriever = make_retriever(folder, kind)
+    whole = transformers.AutoModel.from_pretrained(folder).eval()
     tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-    asked = tokenizer(CAPTIONS, padding=True, truncation=True, max_length=POSITIONS, return_tensors="pt")
+    # SigLIP's padding is read, and is as long as it was in its training.
+    padding = "max_length" if kind == "siglip" else True
+    asked = tokenizer(CAPTIONS, padding=padding, truncation=True, max_length=POSITIONS, return_tensors="pt")
     with torch.no_grad():
-        expected = whole(pixel_values=pixels, input_ids=asked["input_ids"]).logits_per_image / whole.logit_scale.exp()
-        images = retriever.embed_images(features_of(folder, pixels))
-        found = retriever.similarity(images, retriever.embed_texts(CAPTIONS))
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+        expected = whole(pixel_values=pixels, input_ids=asked["input_ids"])
+        images, texts = retriever.embed_images(features_of(folder, kind, pixels)), retriever.embed_texts(CAPTIONS)
+    torch.testing.assert_close(images, functional.normalize(expected.image_embeds), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(texts, functional.normalize(expected.text_embeds), atol=1e-5, rtol=1e-5)
+    found = retriever.similarity(images, texts)
+    logits = found * whole.logit_scale.exp() + getattr(whole, "logit_bias", 0)
+    torch.testing.assert_close(logits, expected.logits_per_image, atol=1e-4, rtol=1e-4)
     assert found.std() > 0.01, "not all alike"
 
 
-def test_neither_company_nor_order_changes_an_embedding(folder: Path) -> None:
-    retriever = make(folder)
+def test_half_precision_of_the_store_is_enough(folder: Path, kind: str, pixels: torch.Tensor) -> None:
+    retriever, features = make_retriever(folder, kind), features_of(folder, kind, pixels)
+    stored = features.half().float()
+    torch.testing.assert_close(retriever.embed_images(stored), retriever.embed_images(features), atol=2e-3, rtol=0)
+
+
+def test_neither_company_nor_order_changes_an_embedding(folder: Path, kind: str) -> None:
+    retriever = make_retriever(folder, kind)
     together = retriever.embed_texts(CAPTIONS)
     for row, caption in enumerate(CAPTIONS):
         torch.testing.assert_close(retriever.embed_texts([caption]), take(together, slice(row, row + 1)))
@@ -116,11 +87,11 @@ def test_neither_company_nor_order_changes_an_embedding(folder: Path) -> None:
     assert nothing[0].requires_grad  # type: ignore[union-attr]
 
 
-def test_saved_and_loaded(folder: Path, pixels: torch.Tensor, tmp_path: Path) -> None:
-    retriever = make(folder, tune="all")
+def test_saved_and_loaded(folder: Path, kind: str, pixels: torch.Tensor, tmp_path: Path) -> None:
+    retriever = make_retriever(folder, kind, tune="all")
     retriever.save_pretrained(tmp_path / "model")
     loaded = load_retriever(tmp_path / "model")
-    features = features_of(folder, pixels)
+    features = features_of(folder, kind, pixels)
     with torch.no_grad():
         torch.testing.assert_close(loaded.embed_texts(CAPTIONS), retriever.embed_texts(CAPTIONS), atol=0, rtol=0)
         torch.testing.assert_close(loaded.embed_images(features), retriever.embed_images(features), atol=0, rtol=0)
@@ -129,32 +100,43 @@ def test_saved_and_loaded(folder: Path, pixels: torch.Tensor, tmp_path: Path) ->
         load_retriever(tmp_path / "model")
 
 
-@pytest.mark.parametrize(("tune", "trained"), [("projections", {"project_image", "project_text"}), ("all", None)])
-def test_what_is_tuned(folder: Path, tune: str, trained: set[str] | None) -> None:
-    names = {name.partition(".")[0] for name, one in make(folder, tune=tune).named_parameters() if one.requires_grad}
-    assert names == (trained or {"text", "normalise", "project_image", "project_text"})
+@pytest.mark.parametrize("tune", ["projections", "all"])
+def test_what_is_tuned(folder: Path, kind: str, tune: str, pixels: torch.Tensor) -> None:
+    retriever = make_retriever(folder, kind, tune=tune)
+    images, texts = retriever.embed_images(features_of(folder, kind, pixels)), retriever.embed_texts(CAPTIONS[:3])
+    retriever.similarity(images, texts).trace().backward()
+    names = {name.partition(".")[0] for name, one in retriever.named_parameters() if one.grad is not None}
+    frozen = {"text", "normalise"} if kind == "clip" else {"text"}
+    assert names == {"project_image", "project_text"} | (frozen if tune == "all" else set())
+    assert all(one.grad is not None for one in retriever.parameters() if one.requires_grad), "nothing idle is trained"
 
 
-def recipe(folder: Path, place: Path, *overrides: str) -> Recipe:
+def recipe(folder: Path, kind: str, place: Path, **training: Any) -> Recipe:
     content = {
-        "name": "tiny-clip",
+        "name": f"tiny-{kind}",
         "data": {
             "source": "scenes",
             "scenes": {"train": 8, "val": 4, "test": 6},
-            "encoder": f"clip-tokens:{folder}",
+            "encoder": f"{KINDS[kind][1]}:{folder}",
             "prepared": str(place / "prepared"),
         },
-        "retriever": {"name": "hf-clip"},
+        "retriever": {"name": f"hf-{kind}"},
         "objective": {"name": "coder", "loss": "info-nce"},
-        "training": {"steps": 2, "images_per_batch": 4, "captions_per_image": 1, "validate_retrieval": True},
+        "training": {
+            "steps": 2,
+            "images_per_batch": 4,
+            "captions_per_image": 1,
+            "validate_retrieval": True,
+            **training,
+        },
     }
     return Recipe.parse(content)
 
 
-def test_it_is_trained_measured_and_judges(folder: Path, tmp_path: Path) -> None:
-    run: Run = run_recipe(recipe(folder, tmp_path), tmp_path / "runs")
-    before, after = make(folder), run.retriever()
-    assert not torch.equal(before.project_text.weight, after.project_text.weight)  # type: ignore[arg-type,union-attr]
+def test_it_is_trained_measured_and_judges(folder: Path, kind: str, tmp_path: Path) -> None:
+    run: Run = run_recipe(recipe(folder, kind, tmp_path), tmp_path / "runs")
+    before, after = make_retriever(folder, kind), run.retriever()
+    assert not torch.equal(before.project_text.weight, after.project_text.weight)  # type: ignore[union-attr]
     for one, other in zip(before.text.parameters(), after.text.parameters(), strict=True):  # type: ignore[union-attr]
         assert torch.equal(one, other)
     measured = evaluate_retrieval(run)
@@ -165,12 +147,52 @@ def test_it_is_trained_measured_and_judges(folder: Path, tmp_path: Path) -> None
     assert np.isfinite(judged.similarities).all()
 
 
-def test_mistakes_are_told(folder: Path, tmp_path: Path) -> None:
+def test_it_is_measured_as_it_comes(folder: Path, kind: str, tmp_path: Path) -> None:
+    """No step at all: the run's model is the one that came."""
+    untrained = recipe(folder, kind, tmp_path, steps=0, keep="best", monitor="R@sum", monitor_best="highest")
+    run = run_recipe(untrained, tmp_path / "runs")
+    came, kept = make_retriever(folder, kind), run.retriever()
+    for one, other in zip(came.state_dict().values(), kept.state_dict().values(), strict=True):
+        assert torch.equal(one, other)
+    assert kept.history.keys() == {"recipe", "steps", "measured"}, "nothing claims to have trained it"
+    prepared = prepare(run.recipe.data)
+    for split, found in (
+        ("val", kept.history["measured"]["validation"]),
+        ("test", evaluate_retrieval(open_run(run.folder)).figures),
+    ):
+        expected = summarize_retrieval(rank_split(came, prepared, split).ranks).figures()
+        assert {name: found[name] for name in expected} == expected
+
+
+def test_mistakes_are_told(folder: Path, kind: str, tmp_path: Path) -> None:
+    other = next(one for one in KINDS if one != kind)
+    elsewhere = encoder_of(make_folder(tmp_path / "other", other), other).identity
+    title, tower = {"clip": "CLIP", "siglip": "SigLIP"}[kind], KINDS[kind][1]
+    with pytest.raises(RecipeError, match=rf"'{KINDS[other][1]}:.*' does not .* {title} .* set data.encoder={tower}:"):
+        make_retriever(folder, kind, elsewhere)
+    alone = encoder_of(make_folder(tmp_path / "tower", kind, whole=False), kind).identity
+    with pytest.raises(
+        RecipeError, match=f"holds a model of type '{kind}_vision_model', and a whole {title} is needed"
+    ):
+        make_retriever(tmp_path / "tower", kind, alone)
+    with pytest.raises(RecipeError, match=rf"did you mean {kind}:\?"):
+        open_encoder(f"{other}:{folder}")
+
+
+def test_clip_without_its_class_token(tmp_path: Path) -> None:
+    folder = make_folder(tmp_path / "clip", "clip")
     without = open_encoder(f"clip:{folder}").identity
-    with pytest.raises(RecipeError, match=r"data.encoder: 'clip:.*' does not give .* set data.encoder=clip-tokens:"):
-        Clip.make(ClipSettings(), [], DataSettings(source="scenes"), without)
-    tower = open_encoder(f"clip-tokens:{make_folder(tmp_path / 'tower', whole=False)}").identity
-    with pytest.raises(RecipeError, match="holds a model of type 'clip_vision_model', and a whole CLIP is needed"):
-        Clip.make(ClipSettings(), [], DataSettings(source="scenes"), tower)
-    with pytest.raises(RecipeError, match="clip:"):
-        open_encoder(f"siglip:{folder}")
+    with pytest.raises(RecipeError, match=r"'clip:.*' does not give all tokens .* set data.encoder=clip-tokens:"):
+        make_retriever(folder, "clip", without)
+
+
+def test_missing_weights_are_told(kind: str, tmp_path: Path) -> None:
+    broken = make_folder(tmp_path / "broken", kind)
+    identity = encoder_of(broken, kind).identity
+    weights = load_file(broken / "model.safetensors")
+    kept = {name: tensor for name, tensor in weights.items() if not name.startswith("text_model.encoder.layers.1")}
+    save_file(kept, broken / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(
+        StoreError, match=r"broken: the weights lack \d+ tensors of a (CLIP|SigLIP), such as text_model"
+    ):
+        make_retriever(broken, kind, identity)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 from collections.abc import Iterable
 from pathlib import Path
@@ -89,18 +90,7 @@ class HuggingFaceTokens(Vocabulary):
             start: id of the token that captions begin with; where the model does not say, that of the tokenizer.
             end: likewise, of the token that ends them.
         """
-        import transformers
-
-        # Without them transformers makes an empty tokenizer of what the model's configuration says.
-        if not any((folder / file).exists() for file in TOKENIZER_FILES):
-            raise StoreError(f"{folder}: no tokenizer is here ({', '.join(TOKENIZER_FILES)}); get it with the model")
-        try:
-            with quiet():
-                found: Any = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
-            tokenizer = found.backend_tokenizer
-        except Exception as error:  # transformers raises many kinds for files that are not what they should be
-            reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            raise StoreError(f"{folder}: its tokenizer cannot be read ({reason}); get the model again") from None
+        found = read_tokenizer(folder)
         start, end = (ids[0] if isinstance(ids, list) else ids for ids in (start, end))
         start = _first(start, found.cls_token_id, found.bos_token_id)
         end = _first(end, found.eos_token_id, found.sep_token_id)
@@ -110,7 +100,7 @@ class HuggingFaceTokens(Vocabulary):
                 f"{folder}: neither the model nor its tokenizer says which token {missing} a caption; "
                 f"set {'decoder_start_token_id' if start is None else 'eos_token_id'} in config.json"
             )
-        return cls(tokenizer, size, start, end, found.pad_token_id, found.unk_token_id)
+        return cls(found.backend_tokenizer, size, start, end, found.pad_token_id, found.unk_token_id)
 
     def words(self, sentence: str) -> list[str]:
         """The sentence's pieces, cut to `max_words` of them."""
@@ -156,6 +146,27 @@ class HuggingFaceTokens(Vocabulary):
             if type(error) is not Exception:
                 raise
             raise DataError(f"{_tokenizer_file(path)}: not a tokenizer ({error}); save the model again") from None
+
+
+def read_tokenizer(folder: Path) -> Any:
+    """The tokenizer in a folder of transformers, as transformers has it; `backend_tokenizer` is what it is made of."""
+    import transformers
+
+    # Without them transformers makes an empty tokenizer of what the model's configuration says.
+    if not any((folder / file).exists() for file in TOKENIZER_FILES):
+        raise StoreError(f"{folder}: no tokenizer is here ({', '.join(TOKENIZER_FILES)}); get it with the model")
+    try:
+        with quiet():
+            found: Any = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        if not hasattr(found, "backend_tokenizer"):
+            raise TypeError(f"{type(found).__name__} is not made of 'tokenizers'")
+    except Exception as error:  # transformers raises many kinds for files that are not what they should be
+        reason = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
+        # transformers does not always say that this is what it lacks.
+        lacking = any(folder.glob("*.model")) and importlib.util.find_spec("sentencepiece") is None
+        advice = "try 'pip install sentencepiece', or get" if lacking else "get"
+        raise StoreError(f"{folder}: its tokenizer cannot be read ({reason}); {advice} the model again") from None
+    return found
 
 
 def _first(*ids: int | None) -> int | None:

@@ -134,10 +134,12 @@ class Trainer:
         self._resume()
         self._check_monitor()
         settings, memory, first = self.settings, self.memory, self.processes.rank == 0
-        journal = Journal(self.folder, memory.step) if first else None
+        journal = Journal(self.folder, self._saved) if first else None
         line = ProgressLine(label, " steps") if first else None
         every = settings.validate_every or len(self.batches)
         began = time.monotonic() - memory.seconds
+        if self.steps == 0 and self._saved < 0:  # nothing to train: the model is measured and kept as it comes
+            self._validate_and_save(journal)
         while memory.step < self.steps and not self._lost_patience():
             if memory.step % len(self.batches) == 0:
                 self._epoch_start(memory.step // len(self.batches))
@@ -322,8 +324,8 @@ class Trainer:
     def _validate_and_save(self, journal: Journal | None) -> None:
         memory, settings = self.memory, self.settings
         figures = self.validate()
+        figure = self._monitored(figures)
         self._write_down(journal, "val", figures)
-        figure = figures[settings.monitor]
         sign = -1 if settings.monitor_best == "highest" else 1
         # The first one is the best so far whatever it is, so that there is one.
         improved = memory.best is None or (math.isfinite(figure) and not sign * figure >= sign * memory.best)
@@ -345,17 +347,22 @@ class Trainer:
     @torch.no_grad()
     def _check_monitor(self) -> None:
         """A misspelt figure is told now, not after the first epoch."""
-        if self.settings.monitor == "loss" or self.memory.step > 0:
+        if self.settings.monitor == "loss" or self.memory.step > 0 or self.steps == 0:
             return
         known = self._figures(_sum_up(islice(self._validation_totals(), len(self.phases))))
         if self.measure is not None:
             known |= on_first(self.fabric, self.measure)
-        if self.settings.monitor not in known:
+        self._monitored(known)
+
+    def _monitored(self, figures: dict[str, float]) -> float:
+        """The figure that says which checkpoint is best."""
+        if self.settings.monitor not in figures:
             raise RecipeError(
                 f"training.monitor: there is no validation figure '{self.settings.monitor}'; there are: "
-                f"{', '.join(known)} (caption metrics need training.validate_captions, R@sum needs "
+                f"{', '.join(figures)} (caption metrics need training.validate_captions, R@sum needs "
                 "training.validate_retrieval)"
             )
+        return figures[self.settings.monitor]
 
     # --- epochs, phases, figures ------------------------------------------------------------------------------
 

@@ -258,12 +258,13 @@ def _build(
         captions = [caption for record in prepared.dataset.split("train") for caption in record.captions]
         target = model_class.make(model_settings, captions, recipe.data, prepared.store.encoder)
     prepared.store.check(prepared.dataset, target.encoder)
-    target.history = {
-        "recipe": recipe.name,
-        "objective": recipe.objective["name"],
-        "trained_on": f"{prepared.dataset.name} ({prepared.dataset.digest[:8]})",
-        "seed": recipe.seed,
-    }
+    target.history = {"recipe": recipe.name}
+    if recipe.training.steps != 0:  # else nothing here trained it
+        target.history |= {
+            "objective": recipe.objective["name"],
+            "trained_on": f"{prepared.dataset.name} ({prepared.dataset.digest[:8]})",
+            "seed": recipe.seed,
+        }
     reference = load_captioner(upstreams["reference"].folder) if "reference" in upstreams else None
     objective_class, objective_settings = recipe.component("objective")
     objective: Objective = objective_class(objective_settings, target, reference)
