@@ -37,6 +37,7 @@ TABLE: dict[str, dict[str, str]] = {
     "retriever": {
         "ranking": "tellapart.retrievers.ranking:Ranking",
         "coder": "tellapart.retrievers.coder:Coder",
+        "coder-transformer": "tellapart.retrievers.coder_transformer:CoderTransformer",
         "scan": "tellapart.retrievers.scan:Scan",
         "hf-clip": "tellapart.retrievers.huggingface:Clip",
         "hf-siglip": "tellapart.retrievers.huggingface:Siglip",

@@ -35,6 +35,7 @@ def test_stopping_and_resuming_is_bit_equal(trained: dict[int, Path], name: str,
         "adversarial": {"evaluator", "noise"},
         "coder": {"bank", "momentum", "prototypes"},
         "coder-literally": {"bank", "momentum"},
+        "coder-transformer": {"bank", "momentum", "prototypes"},
     }
     assert own == remembered.get(name, set())
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -64,6 +65,9 @@ RETRIEVAL: dict[str, Callable[[Retriever], Objective]] = {
     ),
     "triplet": lambda target: Coder(CoderSettings(loss="triplet"), target),
 }
+# Its momentum encoder shares the frozen transformer.
+if find_spec("transformers") is not None:
+    RETRIEVAL["coder-transformer"] = lambda target: Coder(CoderSettings(bank=9, prototypes=3), target)
 
 
 def make(name: str, dropout: float = 0.0) -> Objective:
@@ -72,7 +76,8 @@ def make(name: str, dropout: float = 0.0) -> Objective:
         quiet = {"drop_regions": dropout, "disturb_words": dropout}
         if name == "ranking-hinge":
             return RETRIEVAL[name](make_retriever(seed=1, dropout=dropout))
-        return RETRIEVAL[name](make_retriever(seed=1, name="coder", dropout=dropout, **quiet))
+        retriever = "coder-transformer" if name == "coder-transformer" else "coder"
+        return RETRIEVAL[name](make_retriever(seed=1, name=retriever, dropout=dropout, **quiet))
     return OBJECTIVES[name](make_captioner(seed=1, dropout=dropout))
 
 

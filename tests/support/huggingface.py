@@ -1,4 +1,4 @@
-"""Tiny captioners of transformers with random weights and their own tokenizers, as folders; nothing is downloaded."""
+"""Tiny captioners and encoders of texts with random weights and their own tokenizers; nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 
+from support.tiny import WORDS
 from tellapart.captioners.huggingface import HuggingFaceCaptioner, HuggingFaceSettings
+from tellapart.captioners.huggingface_tokens import HuggingFaceTokens
 from tellapart.encoders.huggingface import CaptionerTower
 from tellapart.encoders.images import open_encoder
 from tellapart.recipe import DataSettings
@@ -133,6 +135,70 @@ def make_folder(folder: Path, kind: str, seed: int = 0, tokenizer: Any = None, *
     settings = {"size": {"height": SIZE, "width": SIZE}, "resample": 2, "image_mean": half, "image_std": half}
     (folder / "preprocessor_config.json").write_text(json.dumps(settings))
     return folder
+
+
+# --- encoders of texts ------------------------------------------------------------------------------------------------
+
+
+def text_tokenizer() -> Any:
+    """As BERT's, with a list of pieces that is always the same; "cars" are two of them."""
+    special = ["[unused0]", "[PAD]", "[CLS]", "[unused1]", "[SEP]", "[UNK]", "[MASK]"]
+    pieces = {piece: number for number, piece in enumerate([*special, *WORDS, "##s", ".", "dog", "run"])}
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordPiece(pieces, unk_token="[UNK]"))
+    tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = tokenizers.decoders.WordPiece(prefix="##")
+    ends = [(token, pieces[token]) for token in ("[CLS]", "[SEP]")]
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
+    tokenizer.enable_padding(length=20, pad_id=pieces["[PAD]"])  # as MiniLM's is stored
+    tokenizer.enable_truncation(20)
+    names = {"pad": "[PAD]", "cls": "[CLS]", "sep": "[SEP]", "unk": "[UNK]", "mask": "[MASK]"}
+    tokens = {f"{name}_token": token for name, token in names.items()}
+    return transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, **tokens)
+
+
+def text_tokens() -> HuggingFaceTokens:
+    found = text_tokenizer()
+    special = (found.cls_token_id, found.sep_token_id, found.pad_token_id, found.unk_token_id)
+    tokens = HuggingFaceTokens(found.backend_tokenizer, len(found) + 2, *special)
+    tokens.tokenizer.no_padding()
+    tokens.tokenizer.no_truncation()
+    return tokens
+
+
+def text_network(kind: str) -> Any:
+    """An encoder of texts for that tokenizer, from torch's random numbers; without dropout."""
+    tokenizer = text_tokenizer()
+    tokens = {"vocab_size": len(tokenizer) + 2, "pad_token_id": tokenizer.pad_token_id}
+    without = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    if kind == "distilbert":
+        config = transformers.DistilBertConfig(
+            dim=16, hidden_dim=20, n_layers=2, n_heads=4, max_position_embeddings=24, **tokens
+        )
+    elif kind == "electra":
+        config = transformers.ElectraConfig(embedding_size=12, **TEXT, **tokens, **without)
+    else:
+        name = {"bert": "BertConfig", "mpnet": "MPNetConfig", "roberta": "RobertaConfig"}[kind]
+        config = getattr(transformers, name)(**TEXT, **tokens, **without)
+    network = transformers.AutoModel.from_config(config)
+    with torch.no_grad():
+        for parameter in network.parameters():  # as they are made, weights are small: all captions would look alike
+            parameter.normal_(std=0.3)
+        for module in network.modules():
+            if isinstance(module, torch.nn.LayerNorm):
+                module.weight += 1
+    return network
+
+
+def text_folder(folder: Path, kind: str = "bert", seed: int = 0) -> Path:
+    """Such an encoder and its tokenizer, saved as transformers does."""
+    torch.manual_seed(seed)
+    text_network(kind).save_pretrained(folder)
+    text_tokenizer().save_pretrained(folder)
+    return folder
+
+
+# --- captioners -------------------------------------------------------------------------------------------------------
 
 
 def open_tower(folder: Path, kind: str) -> CaptionerTower:

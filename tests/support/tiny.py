@@ -42,6 +42,7 @@ RETRIEVERS: dict[str, dict[str, Any]] = {
     "ranking": {"words": 5, "hidden": 4, "embedding": 7},
     "coder": {"words": 5, "width": 6, "concepts": 4},
     "scan": {"words": 5, "width": 6},
+    "coder-transformer": {"width": 6, "concepts": 4},
 }
 
 
@@ -52,7 +53,12 @@ def make_retriever(seed: int = 0, words: Vocabulary | None = None, name: str = "
     chosen = cls.Settings(**{**RETRIEVERS[name], **settings})
     known = words or Vocabulary(WORDS)
     count = getattr(chosen, "concepts", 0)
-    extra = [[Concept(word, "noun", (word,)) for word in WORDS[:count]]] if count else []
+    extra: list[Any] = [[Concept(word, "noun", (word,)) for word in WORDS[:count]]] if count else []
+    if name == "coder-transformer":
+        from support.huggingface import text_network, text_tokens  # where transformers is missing, the test is skipped
+
+        known = text_tokens()
+        extra = [text_network("bert"), *extra]
     return cls(chosen, known, IDENTITY, *extra).eval()
 
 

@@ -130,7 +130,8 @@ class MomentumEncoder(nn.Module, Generic[Encoder]):
         """Follow the source one step; call it after each update of the source."""
         weights = dict(source.named_parameters())
         for name, weight in self.encoder.named_parameters():
-            weight.lerp_(weights[name], 1 - self.momentum)
+            if weight is not weights[name]:  # a part that nothing trains may be shared
+                weight.lerp_(weights[name], 1 - self.momentum)
         buffers = dict(source.named_buffers())
         for name, buffer in self.encoder.named_buffers():
             theirs = buffers[name]

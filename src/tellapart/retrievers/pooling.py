@@ -175,18 +175,24 @@ def pack_items(items: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, t
 
 
 def disturb_words(
-    tokens: torch.Tensor, vocabulary_size: int, share: float = 0.2, generator: torch.Generator | None = None
+    tokens: torch.Tensor,
+    vocabulary_size: int,
+    share: float = 0.2,
+    generator: torch.Generator | None = None,
+    replaced_by: int = UNKNOWN,
 ) -> torch.Tensor:
     """Token rows of a training step: each word is disturbed with probability `share`.
 
-    Of the disturbed words half become `<unk>`, a tenth become any word, and the others are left out, as in the code of
-    GPO. A row keeps at least one word, its end token and its padding; it may have more padding than before.
+    Of the disturbed words half become `<unk>` (or a mask token), a tenth become any word, and the others are left out,
+    as in the code of GPO. A row keeps at least one word, its end token and its padding; it may have more padding than
+    before.
 
     Args:
-        tokens: words, end token, padding, `[rows, tokens]`, as from `tokenize`.
+        tokens: words, end token, padding, `[rows, tokens]`, as from `tokenize`; a start token may be first.
         vocabulary_size: how many tokens there are, the specials included.
         share: from 0 to 1.
         generator: for the draw; torch's own by default.
+        replaced_by: the token that stands for words that are hidden.
 
     Example:
         >>> disturb_words(torch.tensor([[4, 5, 2, 0]]), vocabulary_size=9, share=0.0)
@@ -197,7 +203,7 @@ def disturb_words(
     is_word = (tokens != PAD) & (tokens != START) & (tokens != END)
     chance = torch.rand(tokens.shape, generator=generator, device=tokens.device)
     others = torch.randint(len(SPECIALS), vocabulary_size, tokens.shape, generator=generator, device=tokens.device)
-    said = torch.where(is_word & (chance < 0.5 * share), UNKNOWN, tokens)
+    said = torch.where(is_word & (chance < 0.5 * share), replaced_by, tokens)
     said = torch.where(is_word & (chance >= 0.5 * share) & (chance < 0.6 * share), others, said)
     left_out = is_word & (chance >= 0.6 * share) & (chance < share)
     # A caption of which no word would stay keeps them all.

@@ -38,6 +38,7 @@ class Model:
         rate_of: key of the model whose learning rate it takes, where they must be alike to be compared.
         quoted: the paper's own figures of this row, by our figures' names.
         line: in a study with an axis, the curve that it is a point of.
+        needs: an optional package, as the module's name and our extra that brings it; without it the row is left out.
     """
 
     key: str
@@ -52,6 +53,7 @@ class Model:
     rate_of: str | None = None
     quoted: Mapping[str, float] = field(default_factory=dict)
     line: str = ""
+    needs: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,7 @@ def study_table(result: Result) -> str:
             lines.append(f"- {result.row(key).model.label}: **{search.best:g}** ({tried})")
     if result.study.remark:
         lines += ["", result.study.remark]
+    lines += [f"\nLeft out: {line}" for line in result.more.get("left_out", [])]
     return "\n".join(lines) + "\n"
 
 

@@ -74,7 +74,8 @@ class Retrieval(Measuring):
         )
 
     def page(self, result: Result, prepared: Prepared) -> dict[str, Any]:
-        last = result.rows[-1]
+        # Rows that need an extra are beside the study, not what it leads to.
+        last = next((row for row in reversed(result.rows) if row.model.needs is None), result.rows[-1])
         axis = result.study.axis
         return {
             "chance": last.seeds[0].figures["chance_R@sum"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from functools import reduce
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from tellapart.cli import recipes_folder
 from tellapart.data.prepare import open_dataset, prepare
 from tellapart.engine.progress import duration
 from tellapart.engine.run import Run, open_run, run_recipe
-from tellapart.errors import RecipeError, did_you_mean
+from tellapart.errors import MissingExtraError, RecipeError, did_you_mean
 from tellapart.files import write_json
 from tellapart.recipe import DataSettings, Recipe
 from tellapart.studies.base import Model, Study, find_study
@@ -67,10 +68,12 @@ def run_study(
     for key in use or {}:
         if key not in known:
             raise RecipeError(f"--use {key}: {name} has no such model{did_you_mean(key, known)}")
+    models, left_out = trainable(models, use or {})
     settings = DataSettings(source=data, prepared=str(prepared))
     trainer = _Trainer(study, data, budget, runs, use or {}, overrides, prepared, recipe_family(settings))
     search = budget != "smoke" if search is None else search
     _say(f"{name}: {study.title}", f"{len(models)} models, {seeds} seed{'s' if seeds > 1 else ''}, budget {budget}")
+    _say(*(f"left out: {line}" for line in left_out))
     _say(*trainer.plan(models, seeds, search))
     searches: dict[str, Search] = {}
     trained: list[dict[str, Run]] = []
@@ -88,7 +91,9 @@ def run_study(
     about = f"-{captioner or CAPTIONER}" if measuring.trains == "captioner" else ""
     folder = out or Path("studies") / f"{name}-{trainer.family}{about}-{budget}"
     more = measuring.finish(study, rows, folder)
-    of_data = prepare(trained[0][known[0]].recipe.data)
+    if left_out:
+        more = {**more, "left_out": left_out}
+    of_data = prepare(trained[0][models[0].key].recipe.data)
     by_key = {row.model.key: row for row in rows}
     result = Result(
         study,
@@ -128,6 +133,16 @@ def recipe_family(settings: DataSettings) -> str:
     name = open_dataset(settings).name
     families = sorted(path.name for path in recipes_folder().iterdir() if path.is_dir())
     return next((family for family in families if name.startswith(family)), "flickr8k")
+
+
+def trainable(models: Sequence[Model], use: Mapping[str, Path]) -> tuple[tuple[Model, ...], list[str]]:
+    """The models whose optional packages are here, or that are trained already; and a line for each of the others."""
+    missing = {
+        model.key: f"{model.label}: {MissingExtraError(model.needs[0].replace('_', '-'), model.needs[1])}"
+        for model in models
+        if model.needs is not None and model.key not in use and find_spec(model.needs[0]) is None
+    }
+    return tuple(model for model in models if model.key not in missing), list(missing.values())
 
 
 def in_training_order(models: Sequence[Model]) -> list[Model]:

@@ -1,0 +1,150 @@
+"""What CODER's retrievers share, whoever reads the captions: the image side, pooling, both branches, index vectors."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import nn
+from torch.nn import functional
+
+from tellapart.files import read_json, write_json
+from tellapart.retrievers.base import Raw, Retriever
+from tellapart.retrievers.concept_graph import (
+    ConceptGraph,
+    ConceptQuery,
+    concept_adjacency,
+    conditional_probabilities,
+)
+from tellapart.retrievers.concepts import Concept, concepts_in
+from tellapart.retrievers.pooling import (
+    GeneralizedPooling,
+    drop_regions,
+    max_pool,
+    mean_pool,
+    pack_items,
+    sort_items,
+)
+
+# The file of a model folder that holds the concepts; their graph is a buffer.
+CONCEPTS = "concepts.json"
+
+
+class BranchSettings(BaseModel):
+    """Settings of `TwoBranches`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+    width: int = Field(256, ge=1, description="F: width of each branch's space; 1024 in the paper")
+    pooling: Literal["gpo", "mean", "max"] = Field("gpo", description="how regions and words become one vector")
+    concepts: int = Field(0, ge=0, description="g: concepts of the second branch, 400 in the paper; 0: no such branch")
+    smoothness: float = Field(10.0, gt=0, description="λ of the softmax over concepts")
+    instance_share: float = Field(0.9, gt=0, le=1, description="β: the instance branch's part of the similarity")
+    dropout: float = Field(0.0, ge=0, lt=1, description="of words and of regions' features")
+    drop_regions: float = Field(0.2, ge=0, lt=1, description="regions left out while training")
+    disturb_words: float = Field(0.2, ge=0, lt=1, description="words left out or replaced while training")
+
+
+class TwoBranches(Retriever):
+    """What is CODER's whoever reads the captions: the image side, pooling, both branches, index vectors.
+
+    An architecture makes its weights in the order that a run's random numbers rely on: its words, `_make_image_side`,
+    its sentences, `_make_branches`. It embeds captions by `_embed_items`.
+
+    Attributes:
+        concepts: those of the second branch.
+    """
+
+    settings: BranchSettings
+    concepts: tuple[Concept, ...]
+
+    def _make_image_side(self) -> None:
+        wide, width = self.encoder.width, self.settings.width
+        self.normalise = nn.LayerNorm(wide)
+        self.region = nn.Linear(wide, width)
+        self.detail = nn.Sequential(nn.Linear(wide, width // 2), nn.ReLU(), nn.Linear(width // 2, width))
+
+    def _make_branches(self, concepts: Sequence[Concept]) -> None:
+        settings = self.settings
+        assert len(concepts) == settings.concepts, "as many concepts as the settings say"
+        self.concepts = tuple(concepts)
+        self.dropout = nn.Dropout(settings.dropout)
+        branches = 2 if concepts else 1
+        learned = branches if settings.pooling == "gpo" else 0
+        self.pool_regions = nn.ModuleList(GeneralizedPooling() for _ in range(learned))
+        self.pool_words = nn.ModuleList(GeneralizedPooling() for _ in range(learned))
+        if concepts:
+            # The graph of the training captions comes with `make`, or with the weights.
+            self.graph = ConceptGraph(torch.eye(len(concepts)), settings.width, vectors=self._concept_vectors())
+            self.ask_image = ConceptQuery(settings.width, settings.smoothness)
+            self.ask_text = ConceptQuery(settings.width, settings.smoothness)
+
+    @abstractmethod
+    def _concept_vectors(self) -> torch.Tensor:
+        """X: where the concepts' vectors begin, `[g, any width]`."""
+
+    def _relate_concepts(self, captions: Iterable[Sequence[str]]) -> None:
+        """Make the graph that of the training captions, which are split into words."""
+        probabilities = conditional_probabilities(concepts_in(captions, self.concepts), len(self.concepts))
+        self.graph.adjacency.copy_(concept_adjacency(probabilities))
+        self.graph.vectors.data.copy_(self._concept_vectors())
+
+    def write_parts(self, folder: Path) -> None:
+        super().write_parts(folder)
+        if self.concepts:
+            write_json(folder / CONCEPTS, [asdict(concept) for concept in self.concepts])
+
+    @staticmethod
+    def _read_concepts(settings: BranchSettings, folder: Path) -> list[Concept]:
+        rows = read_json(folder / CONCEPTS, "list of concepts") if settings.concepts else []
+        return [Concept(row["name"], row["part"], tuple(row["forms"])) for row in rows]
+
+    # --- the equations ----------------------------------------------------------------------------------------
+
+    def embed_images(self, features: torch.Tensor) -> Raw:
+        mask = torch.ones(features.shape[:2], dtype=torch.bool, device=features.device)
+        if self.training and self.settings.drop_regions:
+            # The layers below are most of a step's cost: they see only what stays.
+            features, mask = pack_items(features, drop_regions(mask, self.settings.drop_regions))
+        normal = self.dropout(self.normalise(features))
+        pooled = self._pool(self.region(normal) + self.detail(normal), mask, self.pool_regions)
+        return self._branches(pooled, "ask_image")
+
+    def _embed_items(self, items: torch.Tensor, mask: torch.Tensor) -> Raw:
+        """Captions as the states of their words `[rows, words, width]`, and which of them are there."""
+        return self._branches(self._pool(items, mask, self.pool_words), "ask_text")
+
+    def _pool(self, items: torch.Tensor, mask: torch.Tensor, pools: nn.ModuleList) -> list[torch.Tensor]:
+        """One vector per row for each branch; learned poolings share one sort."""
+        if self.settings.pooling != "gpo":
+            pooled = (mean_pool if self.settings.pooling == "mean" else max_pool)(items, mask)
+            return [pooled] * (2 if self.concepts else 1)
+        ordered, counts = sort_items(items, mask), mask.sum(dim=1)
+        return [pool.combine(ordered, counts) for pool in pools]  # type: ignore[operator]
+
+    def _branches(self, pooled: list[torch.Tensor], ask: str) -> tuple[torch.Tensor, ...]:
+        instance = functional.normalize(pooled[0].float(), dim=1)
+        if not self.concepts:
+            return (instance,)
+        query = functional.normalize(pooled[1], dim=1)
+        described = getattr(self, ask)(query, self.graph())
+        return instance, functional.normalize(described.float(), dim=1)
+
+    def branches(self, raw: Raw) -> tuple[torch.Tensor, ...]:
+        assert isinstance(raw, tuple)
+        return raw
+
+    def branch_widths(self) -> tuple[int, ...]:
+        return (self.settings.width,) * (2 if self.concepts else 1)
+
+    def index_vectors(self, raw: Raw) -> torch.Tensor:
+        assert isinstance(raw, tuple)
+        if len(raw) == 1:
+            return raw[0]
+        share = self.settings.instance_share
+        return torch.cat([share**0.5 * raw[0], (1 - share) ** 0.5 * raw[1]], dim=1)
