@@ -96,7 +96,7 @@ def _table2(captioner: str) -> tuple[Model, ...]:
             "coder-btr",
             "1: BTR",
             "coder",
-            changes=("objective.loss=triplet", "objective.hardest_after=0.15", *_NO_BANKS, *_NO_CONCEPTS),
+            changes=("objective.loss=triplet", "objective.hardest_after=0.5", *_NO_BANKS, *_NO_CONCEPTS),
             quoted=_quoted(78.7, 94.5, 97.0, 58.6, 84.8, 90.1),
             searched=True,
         ),
