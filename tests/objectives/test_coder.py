@@ -222,6 +222,19 @@ def test_after_a_step_keys_are_enqueued_and_the_momentum_encoder_follows() -> No
     torch.testing.assert_close(apart, torch.full_like(apart, 0.5))
 
 
+def test_what_is_validated_has_no_entry_in_the_bank() -> None:
+    """Images are numbered within their split: the first of the validation is not the first of the training."""
+    batch = source().at(0)
+    assert 0 in batch.image_numbers()
+    values = []
+    for number in (0, 80):
+        made = objective(bank=7, diversity_of_bank=True, bank_anchors=True).eval()
+        assert made.bank is not None
+        made.bank.images[0] = number
+        values.append(made(batch, Progress(0, 10))["memory"].sum.item())
+    assert values[0] == values[1]
+
+
 def test_an_epoch_clusters_every_pair_of_the_split() -> None:
     made = objective(prototypes=3, cluster_every=2)
     assert made.prototypes is not None
@@ -240,6 +253,45 @@ def test_mistakes_are_told() -> None:
         objective(concepts=0, prototypes=3)
     with pytest.raises(RecipeError, match=r"objective.diversity_of_bank: .* set bank and diversity_of_batch too"):
         objective(diversity_of_bank=True)
+    for settings in ({}, {"bank": 7, "bank_loss": False}, {"bank": 7, "loss": "triplet"}):
+        with pytest.raises(RecipeError, match=r"objective.bank_anchors: .* set bank, bank_loss and loss=dcl too"):
+            objective(bank_anchors=True, **settings)
+
+
+def test_similarities_are_compared_in_full_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Mixed precision is for the layers: bfloat16 has two digits, and an SD is of differences."""
+    made = objective(**ALL, bank_anchors=True)
+    batch = source().at(0)
+    model = made.target
+    raw = model.embed_images(batch.features[IDENTITY.name]), model.embed_texts(batch.captions)
+    for encoder in (model, made.momentum.encoder):  # type: ignore[union-attr]  # the layers' part is given
+        monkeypatch.setattr(encoder, "embed_images", lambda features: raw[0])
+        monkeypatch.setattr(encoder, "embed_texts", lambda captions: raw[1])
+    expected = made(batch, Progress(0, 10))
+    with torch.autocast("cpu", torch.bfloat16):
+        found = made(batch, Progress(0, 10))
+    for name in ("instance", "memory", "concept", "diversity", "deviation", "similarity_negative"):
+        assert torch.equal(found[name].sum, expected[name].sum), name
+
+
+def test_the_deviation_of_a_collapsed_model_is_logged_as_it_is() -> None:
+    """Below ε/16 it could not be read from the diversity, which is 1 in float32."""
+    made = objective(concepts=0)
+    batch = source().at(0)
+    direction = functional.normalize(torch.randn(6), dim=0)
+    with torch.no_grad():
+        made.target.detail[2].bias.copy_(1e3 * direction)  # type: ignore[union-attr, index]
+    images = made.target.branches(made.target.embed_images(batch.features[IDENTITY.name]))[0]
+    texts = made.target.branches(made.target.embed_texts(batch.captions))[0]
+    similarity, owner = images @ texts.t(), batch.pairs.image_row
+    of_texts = [
+        similarity[torch.arange(len(images)) != image, text].std(correction=0)
+        for text, image in enumerate(owner.tolist())
+    ]
+    of_images = [similarity[image, owner != image].std(correction=0) for image in owner.tolist()]
+    assert max(of_texts) < 0.002
+    total = made(batch, Progress(0, 10))["deviation"].sum
+    torch.testing.assert_close(total, sum([*of_texts, *of_images], torch.zeros(())), rtol=1e-3, atol=1e-6)
 
 
 def test_one_image_alone_has_no_negatives() -> None:

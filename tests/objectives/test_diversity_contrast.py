@@ -12,6 +12,7 @@ from tellapart.objectives.diversity_contrast import (
     both_directions,
     coder_weights,
     dcl_loss,
+    deviations,
     diversity,
     info_nce,
     mean_diversity,
@@ -153,6 +154,7 @@ def test_diversity_is_exact_for_similarities_close_together() -> None:
     found = unscaled_diversity(similarity, negatives, epsilon=1e-3)
     deviation = similarity.double().std(dim=1, correction=0)
     torch.testing.assert_close(found, (1 + torch.exp(-1e-3 / deviation)).float(), rtol=1e-4, atol=0)
+    torch.testing.assert_close(deviations(similarity, negatives), deviation.float(), rtol=1e-4, atol=0)
 
 
 def test_equal_negatives_are_the_least_diverse_and_leave_a_finite_gradient() -> None:

@@ -107,9 +107,17 @@ def test_the_nearest_of_equals_is_the_first() -> None:
     assert nearest_centres(torch.zeros(0, 2), torch.eye(2))[0].shape == (0,)
 
 
+def test_mixed_precision_names_the_same_cluster() -> None:
+    """Centres that bfloat16 cannot tell apart."""
+    centres = functional.normalize(torch.ones(20, 16) + 1e-3 * draw(20, 16), dim=1)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert nearest_centres(centres, centres)[0].tolist() == list(range(20))
+
+
 @pytest.mark.parametrize("clusters", [0, 4])
 def test_more_clusters_than_pairs_are_refused(clusters: int) -> None:
-    with pytest.raises(RecipeError, match=f"3 pairs cannot form {clusters} clusters; set between 1 and 3"):
+    told = f"objective.prototypes: 3 pairs cannot form {clusters} clusters; set between 1 and 3"
+    with pytest.raises(RecipeError, match=told):
         spherical_kmeans(draw(3), clusters)
     with pytest.raises(ValueError, match="no start"):
         spherical_kmeans(draw(3), 2, centres=torch.ones(3, 4))

@@ -140,6 +140,9 @@ def test_no_items_give_zeros_and_finite_gradients(kind: int) -> None:
     assert gradient.isfinite().all()
     assert not gradient[~mask].any()
     assert pools()[kind](items[:0], mask[:0]).shape == (0, 3)
+    # Captions of which none has a word; an empty share whose regions were packed.
+    assert pools()[kind](items[:, :0], mask[:, :0]).tolist() == [[0.0] * 3] * 6
+    assert pools()[kind](items[:0, :0], mask[:0, :0]).shape == (0, 3)
 
 
 def test_weights_are_made_once_for_each_number_of_items() -> None:

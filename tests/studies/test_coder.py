@@ -17,7 +17,7 @@ import torch
 
 from tellapart.cli import recipes_folder
 from tellapart.data.prepare import prepare
-from tellapart.errors import RecipeError
+from tellapart.errors import RecipeError, RunError
 from tellapart.evaluation.evaluate_retrieval import compare_retrieval, evaluate_retrieval
 from tellapart.files import read_json
 from tellapart.objectives.prototypes import Clusters, Prototypes
@@ -87,7 +87,7 @@ def test_rows_of_table_2_add_one_part_each() -> None:
     resolved = [recipe_of(model, "coder-table2").resolved() for model in models]
     added = [differing(one, other) for one, other in pairwise(resolved)]
     assert added == [
-        {"objective.loss"},
+        {"objective.loss", "objective.hardest_after"},  # the latter is for BTR alone
         {"objective.bank", "objective.diversity_of_bank"},
         {"retriever.concepts"},
         {"objective.prototypes"},
@@ -243,6 +243,22 @@ def test_mistakes_are_told(studying: Studying) -> None:
         studying("coder-table1", captioner="adaptive")
     with pytest.raises(RecipeError, match="--retrieval-images: coder-table1 is about retrievers"):
         studying("coder-table1", retrieval_images=5)
+
+
+def test_runs_that_cannot_be_used_are_told_before_anything_is_trained(
+    table2: Result, studying: Studying, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(recipe: Recipe, runs: Path) -> None:
+        raise AssertionError("a training before the mistake was told")
+
+    monkeypatch.setattr("tellapart.studies.run.run_recipe", train)
+    with pytest.raises(RecipeError, match="--use codr: coder-table2 has no such model; did you mean 'coder"):
+        studying("coder-table2", use={"codr": place})
+    with pytest.raises(RunError, match="this is no run folder"):
+        studying("coder-table2", use={"coder": place / "nowhere"})
+    used = table2.row("coder").seeds[0].run.folder
+    with pytest.raises(RecipeError, match=r"--use adaptive-mle: .* trained a retriever, and cl-table4 compares capt"):
+        studying("cl-table4", use={"adaptive-mle": used})
 
 
 def test_a_row_that_needs_an_extra_is_left_out_without_it(

@@ -15,8 +15,10 @@ from tellapart.errors import RecipeError
 from tellapart.objectives.base import Epoch, Progress, RetrievalObjective, Total
 from tellapart.objectives.diversity_contrast import (
     Anchors,
+    both_directions,
     coder_weights,
     dcl_loss,
+    deviations,
     info_nce,
     mean_diversity,
     other_images,
@@ -25,7 +27,7 @@ from tellapart.objectives.diversity_contrast import (
 )
 from tellapart.objectives.memory import NO_IMAGE, MomentumBank, MomentumEncoder
 from tellapart.objectives.prototypes import Prototypes
-from tellapart.retrievers.base import Raw, Retriever
+from tellapart.retrievers.base import Raw, Retriever, inner_products
 
 
 class CoderSettings(BaseModel):
@@ -128,6 +130,11 @@ class Coder(RetrievalObjective):
                 "objective.diversity_of_bank: it averages the bank's diversity with the batch's; "
                 "set bank and diversity_of_batch too"
             )
+        if settings.bank_anchors and not (settings.bank and settings.bank_loss and settings.loss == "dcl"):
+            raise RecipeError(
+                "objective.bank_anchors: it is a reading of the contrast with the bank by DCL, eq. 6; "
+                "set bank, bank_loss and loss=dcl too"
+            )
 
     def losses(self, phase: str = "train") -> dict[str, float]:
         weights = coder_weights(self.settings.instance_weight, self.settings.concept_twice)
@@ -188,8 +195,8 @@ class Coder(RetrievalObjective):
         """This process's pairs as anchors both ways, among everyone's texts and images."""
         gather = self.processes.gather
         positives = (of_pair * texts).sum(dim=1)
-        to_text = of_pair @ gather(texts, gradient=True).t()
-        to_image = texts @ gather(images, gradient=True).t()
+        to_text = inner_products(of_pair, gather(texts, gradient=True))
+        to_image = inner_products(texts, gather(images, gradient=True))
         return (
             Anchors(positives, to_text, other_images(own, gather(own))),
             Anchors(positives, to_image, other_images(own, gather(numbers))),
@@ -204,14 +211,8 @@ class Coder(RetrievalObjective):
                 f"the {self.target.name} retriever compares items one with another and trains on one process; "
                 "start it without torchrun"
             )
-        similarity = self.target.similarity(images, texts)
         pairs = torch.arange(len(own), device=own.device)
-        positives = similarity[image_of_pair, pairs]
-        negatives = other_images(numbers, own)
-        return (
-            Anchors(positives, similarity[image_of_pair], negatives[image_of_pair]),
-            Anchors(positives, similarity.t(), negatives.t()),
-        )
+        return both_directions(self.target.similarity(images, texts), image_of_pair, pairs, numbers, own)
 
     def _among_bank(
         self, vectors: tuple[torch.Tensor, torch.Tensor, torch.Tensor], own: torch.Tensor
@@ -221,7 +222,14 @@ class Coder(RetrievalObjective):
             return None
         # The buffers are written after the step; the graph keeps what it saw.
         texts, images = self.bank.text_keys.clone(), self.bank.image_keys.clone()
-        return _OfBank((texts, images), (vectors[0] @ texts.t(), vectors[2] @ images.t()), self.bank.negatives(own))
+        similarities = inner_products(vectors[0], texts), inner_products(vectors[2], images)
+        return _OfBank((texts, images), similarities, self._bank_negatives(own))
+
+    def _bank_negatives(self, own: torch.Tensor) -> torch.Tensor:
+        """Which slots are negatives of pairs with these images. Images are numbered within their split, and the bank
+        holds those of the training: what is validated has no entry there, whatever its numbers."""
+        assert self.bank is not None
+        return self.bank.negatives(own if self.training else torch.full_like(own, NO_IMAGE))
 
     def _diversities(self, both: tuple[Anchors, Anchors], among: _OfBank | None = None) -> list[torch.Tensor] | None:
         """div of each anchor, both ways: among the batch, or averaged with that among the bank; `None` is eq. 4."""
@@ -277,9 +285,9 @@ class Coder(RetrievalObjective):
             return loss
         # Read literally: the bank's entries are anchors as well, which everyone's batch pushes away. Their mean is
         # added to each pair, so that it is the mean over pairs too.
-        negatives = self.bank.negatives(self.processes.gather(own)).t()
+        negatives = self._bank_negatives(self.processes.gather(own)).t()
         for part, keys_of_bank in zip((of_pair, texts), among.banks, strict=True):
-            similarity = keys_of_bank @ self.processes.gather(part, gradient=True).t()
+            similarity = inner_products(keys_of_bank, self.processes.gather(part, gradient=True))
             pushed = dcl_loss(None, similarity, negatives, None, self.settings.mu, self.settings.gamma)
             loss = loss + pushed[self.bank.images != NO_IMAGE].sum() / max(1, self.bank.filled)
         return loss
@@ -320,7 +328,7 @@ class Coder(RetrievalObjective):
         self.prototypes.cluster(torch.cat(points), iterations=5 if self.prototypes.clustered else 20)
 
     def after_step(self) -> None:
-        """The momentum encoders follow; then the step's keys go into the banks."""
+        """The step's keys go into the banks; then the momentum encoders follow."""
         for keys in self._pending:
             assert self.bank is not None
             self.bank.enqueue(*(self.processes.gather(part) for part in keys))
@@ -336,8 +344,7 @@ class Coder(RetrievalObjective):
             unscaled = torch.cat([unscaled_diversity(a.similarity, a.negatives, self.settings.epsilon) for a in both])
             negative = torch.cat([anchors.similarity[anchors.negatives].float() for anchors in both])
             positives = both[0].positives.detach().float()
-            # SD from 1 + exp(−ε/SD); anchors whose negatives are all equal have none.
-            deviation = self.settings.epsilon / -torch.log((unscaled - 1).clamp(min=1e-30))
+            deviation = torch.cat([deviations(a.similarity, a.negatives) for a in both])
         return {
             **totals,
             "diversity": Total(unscaled.sum(), len(unscaled)),

@@ -80,18 +80,26 @@ def both_directions(
 
 
 @torch.no_grad()
-def unscaled_diversity(similarity: torch.Tensor, negatives: torch.Tensor, epsilon: float = 0.1) -> torch.Tensor:
-    """1/σ(ε/SD) = 1 + exp(−ε/SD) of each anchor, `[A]`, in float32 and without gradient; see `diversity`.
+def deviations(similarity: torch.Tensor, negatives: torch.Tensor) -> torch.Tensor:
+    """SD of each anchor's similarities to its negatives, `[A]`, in float32 and without gradient; see `diversity`.
 
-    It is in [1, 2). An anchor with fewer than two negatives has SD = 0, hence the value 1.
+    >>> deviations(torch.tensor([[0.9, 0.5, -0.5], [0.1, 0.8, 0.1]]), torch.tensor([[False, True, True]] * 2))
+    tensor([0.5000, 0.3500])
     """
     count = negatives.sum(dim=1).clamp(min=1)
     # In two passes: E(S²) − E(S)² cancels for similarities that are close together, which is the case of interest.
     values = similarity.float().masked_fill(~negatives, 0.0)
     mean = values.sum(dim=1) / count
     apart = (values - mean[:, None]).masked_fill(~negatives, 0.0)
-    deviation = (apart.square().sum(dim=1) / count).sqrt()
-    return 1 + torch.exp(-epsilon / deviation.clamp(min=SMALLEST_DEVIATION))
+    return (apart.square().sum(dim=1) / count).sqrt()
+
+
+def unscaled_diversity(similarity: torch.Tensor, negatives: torch.Tensor, epsilon: float = 0.1) -> torch.Tensor:
+    """1/σ(ε/SD) = 1 + exp(−ε/SD) of each anchor, `[A]`, in float32 and without gradient; see `diversity`.
+
+    It is in [1, 2). An anchor with fewer than two negatives has SD = 0, hence the value 1.
+    """
+    return 1 + torch.exp(-epsilon / deviations(similarity, negatives).clamp(min=SMALLEST_DEVIATION))
 
 
 def diversity(

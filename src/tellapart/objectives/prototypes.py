@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from tellapart.errors import RecipeError
+from tellapart.retrievers.base import inner_products
 
 
 class Clusters(NamedTuple):
@@ -42,7 +43,7 @@ def nearest_centres(
     labels = torch.empty(len(points), dtype=torch.long, device=points.device)
     cosines = torch.empty(len(points), device=points.device)
     for start in range(0, len(points), chunk):
-        similarity = functional.normalize(points[start : start + chunk].float(), dim=1) @ unit.T
+        similarity = inner_products(functional.normalize(points[start : start + chunk].float(), dim=1), unit)
         best = similarity.argmax(dim=1)
         labels[start : start + chunk] = best
         cosines[start : start + chunk] = similarity.gather(1, best[:, None]).squeeze(1)
@@ -78,7 +79,10 @@ def spherical_kmeans(
         tensor([1, 1, 0, 0])
     """
     if not 1 <= clusters <= len(points):
-        raise RecipeError(f"{len(points)} pairs cannot form {clusters} clusters; set between 1 and {len(points)}")
+        raise RecipeError(
+            f"objective.prototypes: {len(points)} pairs cannot form {clusters} clusters; "
+            f"set between 1 and {len(points)}"
+        )
     if centres is not None and centres.shape != (clusters, points.shape[1]):
         raise ValueError(f"centres {list(centres.shape)} are no start for {clusters} clusters of {points.shape[1]}")
     points = functional.normalize(points.float(), dim=1)

@@ -30,6 +30,8 @@ def max_pool(items: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     >>> max_pool(torch.tensor([[[-1.0], [-3.0], [9.0]]]), torch.tensor([[True, True, False]]))
     tensor([[-1.]])
     """
+    if not items.shape[1]:  # torch has no maximum of nothing
+        return items.sum(dim=1)
     largest = items.masked_fill(~mask[..., None], -torch.inf).amax(dim=1)
     return largest.masked_fill(~mask.any(dim=1, keepdim=True), 0.0)
 

@@ -65,9 +65,12 @@ def run_study(
     _check_options(study, measuring, captioner, retrieval_images)
     models = study.models(captioner or CAPTIONER)
     known = [model.key for model in models]
-    for key in use or {}:
+    for key, used in (use or {}).items():
         if key not in known:
             raise RecipeError(f"--use {key}: {name} has no such model{did_you_mean(key, known)}")
+        # Before hours of training, not after them.
+        if (trained_there := open_run(used).recipe.trains) != measuring.trains:
+            raise RecipeError(f"--use {key}: {used} trained a {trained_there}, and {name} compares {measuring.trains}s")
     models, left_out = trainable(models, use or {})
     settings = DataSettings(source=data, prepared=str(prepared))
     trainer = _Trainer(study, data, budget, runs, use or {}, overrides, prepared, recipe_family(settings))
