@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -145,6 +146,17 @@ def test_it_is_trained_measured_and_judges(folder: Path, kind: str, tmp_path: Pa
     judged = rank_captions_by_similarity(run, records, [record.captions[0] for record in records], "tiny")
     assert ((judged.ranks >= 1) & (judged.ranks <= len(records))).all()
     assert np.isfinite(judged.similarities).all()
+
+
+def test_another_model_in_the_same_folder_is_another_run(folder: Path, kind: str, tmp_path: Path) -> None:
+    moving = shutil.copytree(folder, tmp_path / "model")
+    first = run_recipe(recipe(moving, kind, tmp_path, steps=0), tmp_path / "runs")
+    path = moving / "model.safetensors"
+    weights = load_file(path)
+    save_file({name: tensor + 0.01 for name, tensor in weights.items()}, path, {"format": "pt"})
+    second = run_recipe(recipe(moving, kind, tmp_path, steps=0), tmp_path / "runs")
+    assert first.folder != second.folder
+    assert not torch.equal(first.retriever().project_text.weight, second.retriever().project_text.weight)
 
 
 def test_it_is_measured_as_it_comes(folder: Path, kind: str, tmp_path: Path) -> None:

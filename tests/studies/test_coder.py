@@ -87,7 +87,9 @@ def test_rows_of_table_2_add_one_part_each() -> None:
     resolved = [recipe_of(model, "coder-table2").resolved() for model in models]
     added = [differing(one, other) for one, other in pairwise(resolved)]
     assert added == [
-        {"objective.loss", "objective.hardest_after"},  # the latter is for BTR alone
+        # What suits BTR, and what nothing reads without banks and prototypes.
+        {"objective.loss", "objective.hardest_after", "training.learning_rate"}
+        | {"objective.momentum", "objective.cluster_every"},
         {"objective.bank", "objective.diversity_of_bank"},
         {"retriever.concepts"},
         {"objective.prototypes"},
@@ -135,7 +137,7 @@ def test_sweeps_are_scaled_to_the_recipe() -> None:
 
 
 def test_figures_are_means_over_seeds_and_differences_are_paired_over_images(table2: Result) -> None:
-    row, control = table2.row("coder-dcl"), table2.row("coder-btr")
+    row, control = table2.row("coder-dcl"), table2.row("gpo")
     assert [one.run.recipe.seed for one in row.seeds] == [0, 1]
     written = [read_json(one.run.folder / "retrieval.json")["figures"]["R@sum"] for one in row.seeds]
     assert row.mean("R@sum") == pytest.approx(np.mean(written))
@@ -277,12 +279,12 @@ def test_a_row_that_needs_an_extra_is_left_out_without_it(
     monkeypatch.setattr("tellapart.studies.run.find_spec", lambda name: object())
     assert trainable(models, {}) == (models, [])
 
-    few = (Model("coder-btr", "BTR", "coder"), models[-1])
+    few = (Model("gpo", "BTR", "gpo"), models[-1])
     study = replace(find_study("coder-table1"), models=lambda captioner: few)
     monkeypatch.setattr("tellapart.studies.run.find_spec", lambda name: None)
     monkeypatch.setattr("tellapart.studies.run.find_study", lambda name: study)
-    result = studying("coder-table1", use={"coder-btr": table2.row("coder-btr").seeds[0].run.folder})
-    assert [row.model.key for row in result.rows] == ["coder-btr"]
+    result = studying("coder-table1", use={"gpo": table2.row("gpo").seeds[0].run.folder})
+    assert [row.model.key for row in result.rows] == ["gpo"]
     for file in ("table.md", "study.html"):
         assert "Left out: CODER, MiniLM ⚠" in (place / "coder-table1" / file).read_text(encoding="utf-8")
     assert len(json.loads((place / "coder-table1" / "study.json").read_text())["left_out"]) == 1

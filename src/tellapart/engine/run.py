@@ -131,6 +131,9 @@ def run_recipe(
         "data": prepared.dataset.digest,
         "upstreams": {role: model_digest(run.folder) for role, run in upstreams.items()},
     }
+    encoder = prepared.store.encoder
+    if ":" in encoder.name:  # a model in a folder of the user's, which may hold another one tomorrow
+        described["encoder"] = encoder.digest
     model, settings = recipe.component(recipe.trains)
     if files := model.files(settings):
         described["files"] = {name: _digest_of_named(path, name) for name, path in files.items()}
