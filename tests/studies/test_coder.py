@@ -167,7 +167,7 @@ def test_the_table_and_the_page_say_what_is_measured_and_what_is_quoted(table2: 
         "Against the control",
         "Quoted from the paper",
         "Are the negatives spread?",
-        "What 5: + PGC (CODER) finds",
+        "What “5: + PGC (CODER)” finds",
         "A sentence looks for its picture",
         "<svg",
     ):

@@ -142,8 +142,8 @@ def _histograms(result: Result) -> str:
         for axis, (direction, name) in zip(axes[0], DIRECTIONS.items(), strict=True):
             key = f"{direction}_negative_SD"
             of_models = {row.model.label: row.seeds[0].per_image[key] for row in result.rows}
-            most = max(float(values.max(initial=0.0)) for values in of_models.values()) or 1.0
-            edges = np.linspace(0.0, most, 41)
+            everyones = np.concatenate(list(of_models.values()))
+            edges = np.linspace(everyones.min(initial=1.0), everyones.max(initial=0.0) + 1e-6, 41)
             for label, values in of_models.items():
                 shares = 100 * np.histogram(values, edges)[0] / max(1, len(values))
                 axis.stairs(shares, edges, linewidth=1.4, label=f"{label} ({values.mean():.3f})")
