@@ -104,7 +104,7 @@ def unscaled_diversity(similarity: torch.Tensor, negatives: torch.Tensor, epsilo
 
 def diversity(
     similarity: torch.Tensor,
-    negatives: torch.Tensor,
+    negatives_mask: torch.Tensor,
     epsilon: float = 0.1,
     largest: torch.Tensor | None = None,
 ) -> torch.Tensor:
@@ -120,7 +120,7 @@ def diversity(
 
     Args:
         similarity: `[A, C]`.
-        negatives: which candidates are negatives, `[A, C]`.
+        negatives_mask: which candidates are negatives, `[A, C]`.
         epsilon: ε.
         largest: the largest `unscaled_diversity` of all anchors, where these are the share of one process.
 
@@ -129,7 +129,7 @@ def diversity(
         >>> diversity(similarity, torch.tensor([[False, True, True], [True, False, True]]))
         tensor([1.0000, 0.5498])
     """
-    unscaled = unscaled_diversity(similarity, negatives, epsilon)
+    unscaled = unscaled_diversity(similarity, negatives_mask, epsilon)
     if not len(unscaled):
         return unscaled
     return unscaled / (unscaled.max() if largest is None else largest)
