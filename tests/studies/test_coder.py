@@ -87,9 +87,9 @@ def test_rows_of_table_2_add_one_part_each() -> None:
     resolved = [recipe_of(model, "coder-table2").resolved() for model in models]
     added = [differing(one, other) for one, other in pairwise(resolved)]
     assert added == [
-        # What suits BTR, and what nothing reads without banks and prototypes.
+        # What suits BTR, and what changes nothing without banks and concepts.
         {"objective.loss", "objective.hardest_after", "training.learning_rate"}
-        | {"objective.momentum", "objective.cluster_every"},
+        | {"objective.instance_weight", "objective.momentum", "objective.cluster_every"},
         {"objective.bank", "objective.diversity_of_bank"},
         {"retriever.concepts"},
         {"objective.prototypes"},
