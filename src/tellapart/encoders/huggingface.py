@@ -7,7 +7,7 @@ it is squeezed whole to the square instead of cropped: a caption may be about wh
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from operator import attrgetter
@@ -92,20 +92,7 @@ class VisionTower(GridEncoder):
 
     def network(self) -> torch.nn.Module:
         """The vision tower, float32, in eval mode."""
-        import transformers
-
-        cls: Any = getattr(transformers, TOWERS[self.family][0])
-        safetensors = self.files[0].suffix == ".safetensors"
-        with quiet():
-            network, found = cls.from_pretrained(
-                self.folder, local_files_only=True, use_safetensors=safetensors, output_loading_info=True
-            )
-        if found["missing_keys"]:
-            raise StoreError(
-                f"{self.folder}: the weights lack {len(found['missing_keys'])} tensors of a {self.family} "
-                f"vision tower, such as {min(found['missing_keys'])}; get the model again"
-            )
-        loaded: torch.nn.Module = network.float().eval()
+        loaded: torch.nn.Module = read_model(TOWERS[self.family][0], self.folder, f"{self.family} vision tower")
         return loaded
 
     def run(self, pixels: np.ndarray) -> np.ndarray:
@@ -230,25 +217,38 @@ def whole_model(family: str, folder: Path, tower_only: bool = False) -> Any:
         folder: where it is.
         tower_only: only the tower's weights must be there.
     """
+    name, tower = CAPTIONERS[family]
+
+    def needed(key: str) -> bool:
+        # No captioner uses the pooler, which many files leave out.
+        return ".pooler." not in key if key.startswith(tower) else not tower_only
+
+    return read_model(name, folder, name, needed)
+
+
+def read_model(name: str, folder: Path, title: str, needed: Callable[[str], bool] = lambda key: True) -> Any:
+    """A model in a folder, as transformers has it; float32, in eval mode.
+
+    Args:
+        name: of its class in transformers.
+        folder: where its configuration and weights are.
+        title: what to call it where weights are missing.
+        needed: which weights must be there, by their names; by default all.
+    """
     import transformers
 
-    name, tower = CAPTIONERS[family]
     cls: Any = getattr(transformers, name)
     safetensors = weight_files(folder)[0].suffix == ".safetensors"
     with quiet():
-        whole, found = cls.from_pretrained(
+        model, found = cls.from_pretrained(
             folder, local_files_only=True, use_safetensors=safetensors, output_loading_info=True
         )
-    # No captioner uses the pooler, which many files leave out.
-    missing = [key for key in found["missing_keys"] if not (key.startswith(tower) and ".pooler." in key)]
-    if tower_only:
-        missing = [key for key in missing if key.startswith(tower)]
-    if missing:
+    if missing := [key for key in found["missing_keys"] if needed(key)]:
         raise StoreError(
-            f"{folder}: the weights lack {len(missing)} tensors of a {name}, such as {min(missing)}; "
+            f"{folder}: the weights lack {len(missing)} tensors of a {title}, such as {min(missing)}; "
             "get the model again"
         )
-    return whole.float().eval()
+    return model.float().eval()
 
 
 def vision_tower(whole: Any, family: str) -> torch.nn.Module:

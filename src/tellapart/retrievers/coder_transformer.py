@@ -20,13 +20,21 @@ from torch import nn
 from torch.nn import functional
 
 from tellapart.captioners.huggingface_tokens import TOKENIZER_FILES, HuggingFaceTokens, read_parts, write_config
-from tellapart.encoders.huggingface import find_folder, model_type, need_transformers, quiet, weight_files
+from tellapart.encoders.huggingface import (
+    find_folder,
+    model_type,
+    need_transformers,
+    quiet,
+    read_model,
+    weight_files,
+)
 from tellapart.encoders.images import EncoderIdentity
-from tellapart.errors import MissingExtraError, RecipeError, StoreError
+from tellapart.errors import MissingExtraError, RecipeError
 from tellapart.retrievers.base import BoundWords, Raw
 from tellapart.retrievers.concepts import Concept, mine_concepts
 from tellapart.retrievers.pooling import disturb_words
 from tellapart.retrievers.two_branches import BranchSettings, TwoBranches
+from tellapart.retrievers.words import pad_rows
 from tellapart.text import PAD, START, UNKNOWN, Vocabulary
 
 if TYPE_CHECKING:
@@ -167,11 +175,7 @@ class CoderTransformer(TwoBranches):
     def tokens_of(self, captions: Sequence[str]) -> torch.Tensor:
         """Rows of the vocabulary, `[captions, longest]`: start token, pieces, end token, then padding."""
         rows = [[START, *self.vocabulary.encode(caption)] for caption in captions]
-        longest = max(map(len, rows), default=2)
-        tokens = torch.full((len(rows), longest), PAD)
-        for place, row in enumerate(rows):
-            tokens[place, : len(row)] = torch.tensor(row)
-        tokens = tokens.to(self.device)
+        tokens = pad_rows(rows).to(self.device)
         if self.training and self.settings.disturb_words:
             share = self.settings.disturb_words
             tokens = disturb_words(tokens, len(self.vocabulary), share, replaced_by=self._mask_row)
@@ -247,27 +251,14 @@ def text_folder(text: str) -> Path:
 
 def _read_network(folder: Path) -> Any:
     """The transformer in a folder, float32."""
-    import transformers
-
     kind = model_type(folder)
     if kind not in KINDS:
         raise RecipeError(
             f"retriever.text: {folder} holds a model of type '{kind}', and an encoder of texts is needed: "
             f"{', '.join(KINDS)}"
         )
-    auto: Any = transformers.AutoModel
-    safetensors = weight_files(folder)[0].suffix == ".safetensors"
-    with quiet():
-        network, found = auto.from_pretrained(
-            folder, local_files_only=True, use_safetensors=safetensors, output_loading_info=True
-        )
-    missing = [key for key in found["missing_keys"] if not key.startswith("pooler.")]
-    if missing:
-        raise StoreError(
-            f"{folder}: the weights lack {len(missing)} tensors of a {kind}, such as {min(missing)}; "
-            "get the model again"
-        )
-    return network.float()
+    # Nothing here asks the pooler, which many files leave out.
+    return read_model("AutoModel", folder, kind, lambda key: not key.startswith("pooler."))
 
 
 def _positions(config: Any) -> int:

@@ -18,9 +18,9 @@ from torch import nn
 from torch.nn import functional
 
 from tellapart.captioners.huggingface_tokens import HuggingFaceTokens, read_parts, write_config
-from tellapart.encoders.huggingface import find_folder, model_type, need_transformers, quiet, weight_files
+from tellapart.encoders.huggingface import find_folder, model_type, need_transformers, quiet, read_model
 from tellapart.encoders.images import EncoderIdentity
-from tellapart.errors import RecipeError, StoreError
+from tellapart.errors import RecipeError
 from tellapart.retrievers.base import Raw, Retriever
 from tellapart.retrievers.siglip_tokens import siglip_tokens
 from tellapart.text import END, START
@@ -129,7 +129,7 @@ class DualEncoder(Retriever):
                 f"data.encoder: {folder} holds a model of type '{model_type(folder)}', and a whole {cls.title} is "
                 "needed, with its text tower"
             )
-        whole = cls._load(folder)
+        whole = read_model(cls.architecture[1], folder, cls.title)
         return cls(settings, cls.tokens(folder, whole.config), encoder, whole.config, cls.take(whole))
 
     def write_parts(self, folder: Path) -> None:
@@ -142,23 +142,6 @@ class DualEncoder(Retriever):
         vocabulary, config = read_parts(folder)
         with quiet():
             return cls(settings, vocabulary, encoder, config)
-
-    @classmethod
-    def _load(cls, folder: Path) -> Any:
-        """The whole model as transformers has it, float32."""
-        import transformers
-
-        safetensors = weight_files(folder)[0].suffix == ".safetensors"
-        with quiet():
-            whole, found = getattr(transformers, cls.architecture[1]).from_pretrained(
-                folder, local_files_only=True, use_safetensors=safetensors, output_loading_info=True
-            )
-        if found["missing_keys"]:
-            raise StoreError(
-                f"{folder}: the weights lack {len(found['missing_keys'])} tensors of a {cls.title}, such as "
-                f"{min(found['missing_keys'])}; get the model again"
-            )
-        return whole.float()
 
     @classmethod
     def _build(cls, config: Any) -> dict[str, nn.Module]:

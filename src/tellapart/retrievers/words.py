@@ -67,12 +67,7 @@ class WordRetriever(Retriever):
 
     def tokens_of(self, captions: Sequence[str]) -> torch.Tensor:
         """Rows of the word table, `[captions, longest]`: words, then padding."""
-        rows = [torch.tensor(self.vocabulary.encode(caption)[:-1], dtype=torch.long) for caption in captions]
-        longest = max((len(row) for row in rows), default=0)
-        tokens = torch.full((len(rows), longest), PAD)
-        for place, row in enumerate(rows):
-            tokens[place, : len(row)] = row
-        return tokens.to(self.device)
+        return pad_rows([self.vocabulary.encode(caption)[:-1] for caption in captions]).to(self.device)
 
     def bind(self, vocabulary: Vocabulary) -> BoundWords:
         if type(vocabulary) is not Vocabulary:
@@ -112,6 +107,18 @@ class _BoundTable(BoundWords):
         limit = self.retriever.vocabulary.max_words  # as `embed_texts` cuts
         table = self.retriever.word_table()[self._rows.to(weights.device)]
         return self.retriever.embed_words(weights[:, :limit].to(table.dtype) @ table, lengths.clamp(max=limit))
+
+
+def pad_rows(rows: Sequence[Sequence[int]]) -> torch.Tensor:
+    """Token rows of different lengths as one tensor, `[rows, longest]`; there may be none.
+
+    >>> pad_rows([[4, 5], [6]])
+    tensor([[4, 5],
+            [6, 0]])
+    """
+    longest = max(map(len, rows), default=0)
+    padded = [[*row, *[PAD] * (longest - len(row))] for row in rows]
+    return torch.tensor(padded, dtype=torch.long).reshape(len(rows), longest)
 
 
 def read_word_vectors(path: Path, wanted: Container[str], width: int) -> dict[str, torch.Tensor]:
