@@ -24,10 +24,10 @@ from made_up import IDENTITY, WORDS, make_data
 from tellapart.captioners.adaptive import AdaptiveAttention, AdaptiveAttentionSettings
 from tellapart.data.batches import BatchSource, Kind
 from tellapart.engine.schedule import make_optimiser
-from tellapart.objectives.base import Objective, Progress
+from tellapart.engine.settings import TrainingSettings
+from tellapart.objectives.base import Objective, Progress, Roles
 from tellapart.objectives.contrastive import Contrastive, ContrastiveSettings
 from tellapart.objectives.likelihood import Likelihood, LikelihoodSettings
-from tellapart.recipe import TrainingSettings
 from tellapart.text import Vocabulary
 
 ONE_EPOCH, LONGER = Progress(0, 1), Progress(0, 1000)
@@ -69,12 +69,12 @@ def main() -> None:
     settings = ContrastiveSettings(negatives=chosen.negatives)
 
     def contrast() -> Contrastive:
-        return Contrastive(settings, copy.deepcopy(model), reference)
+        return Contrastive(settings, Roles(copy.deepcopy(model), reference=reference))
 
     # The same seed draws the same images and captions, with and without negatives.
     plain = BatchSource(*data, "train", 16)
     source = BatchSource(*data, "train", 16, negatives=chosen.negatives)
-    likelihood = Likelihood(LikelihoodSettings(), copy.deepcopy(model))
+    likelihood = Likelihood(LikelihoodSettings(), Roles(copy.deepcopy(model)))
     steps = {
         "likelihood": stepper(likelihood, plain, LONGER),
         "contrastive, the reference scores all pairs": stepper(contrast(), source, ONE_EPOCH),

@@ -24,8 +24,8 @@ import torch
 
 from tellapart.captioners.transformer import Memory, Transformer, TransformerSettings
 from tellapart.decoding.search import n_best
-from tellapart.encoders.images import EncoderIdentity
-from tellapart.recipe import DecodingSettings
+from tellapart.decoding.settings import DecodingSettings
+from tellapart.encoders.base import EncoderIdentity
 from tellapart.text import END, PAD, START, Vocabulary
 
 SIZE = TransformerSettings(width=512, layers=3)

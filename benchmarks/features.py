@@ -23,8 +23,8 @@ from tellapart.data.features import BATCH, write_store
 from tellapart.data.images import load_image
 from tellapart.data.prepare import open_dataset
 from tellapart.data.records import Dataset
+from tellapart.data.settings import DataSettings
 from tellapart.encoders import open_encoder
-from tellapart.recipe import DataSettings
 
 
 def main() -> None:

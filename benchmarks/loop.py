@@ -24,13 +24,13 @@ from tellapart.captioners.adaptive import AdaptiveAttention, AdaptiveAttentionSe
 from tellapart.data.batches import BatchSource
 from tellapart.data.features import FeatureStore
 from tellapart.data.records import Dataset, Record
-from tellapart.encoders.images import EncoderIdentity
+from tellapart.encoders.base import EncoderIdentity
 from tellapart.engine.loop import Trainer
 from tellapart.engine.processes import open_fabric
 from tellapart.engine.schedule import make_optimiser
-from tellapart.objectives.base import Progress
+from tellapart.engine.settings import TrainingSettings
+from tellapart.objectives.base import Progress, Roles
 from tellapart.objectives.likelihood import Likelihood, LikelihoodSettings
-from tellapart.recipe import TrainingSettings
 from tellapart.text import Vocabulary
 
 IDENTITY = EncoderIdentity("made-up", "0", "none", regions=49, width=1280)
@@ -54,7 +54,7 @@ def make_data(images: int = 128) -> tuple[Dataset, FeatureStore]:
 
 def make_objective(size: AdaptiveAttentionSettings) -> Likelihood:
     torch.manual_seed(0)
-    return Likelihood(LikelihoodSettings(), AdaptiveAttention(size, Vocabulary(WORDS), IDENTITY))
+    return Likelihood(LikelihoodSettings(), Roles(AdaptiveAttention(size, Vocabulary(WORDS), IDENTITY)))
 
 
 def bare(size: AdaptiveAttentionSettings, batches: BatchSource, settings: TrainingSettings, steps: int) -> list[float]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from tellapart.data.features import FeatureStore
 from tellapart.data.records import Dataset, Record
-from tellapart.encoders.images import EncoderIdentity
+from tellapart.encoders.base import EncoderIdentity
 
 IDENTITY = EncoderIdentity("made-up", "0", "none", regions=49, width=1280)
 WORDS = [f"word{number}" for number in range(2500)]

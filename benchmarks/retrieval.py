@@ -38,10 +38,10 @@ from numpy.typing import NDArray
 
 from tellapart.data.batches import BatchSource
 from tellapart.engine.schedule import make_optimiser
+from tellapart.engine.settings import TrainingSettings
 from tellapart.evaluation.vector_ranks import vector_ranks
-from tellapart.objectives.base import Progress
+from tellapart.objectives.base import Progress, Roles
 from tellapart.objectives.coder import Coder, CoderSettings
-from tellapart.recipe import TrainingSettings
 from tellapart.retrievers.base import inner_products
 from tellapart.retrievers.coder import Coder as CoderRetriever
 from tellapart.retrievers.coder import CoderSettings as RetrieverSettings
@@ -117,7 +117,8 @@ def ranking(rounds: int, images: int, widths: tuple[int, ...]) -> None:
 def stepper(settings: CoderSettings, source: BatchSource) -> Callable[[], None]:
     """A function that trains one step; batches are drawn before."""
     torch.manual_seed(0)
-    objective = Coder(settings, CoderRetriever(RetrieverSettings(), Vocabulary(WORDS), IDENTITY)).train()
+    target = CoderRetriever(RetrieverSettings(), Vocabulary(WORDS), IDENTITY)
+    objective = Coder(settings, Roles(target)).train()
     training = TrainingSettings(steps=100, optimiser="adam", learning_rate=5e-4)
     optimiser = make_optimiser(training, [weight for weight in objective.parameters() if weight.requires_grad])
     batches = [source.at(step) for step in range(4)]

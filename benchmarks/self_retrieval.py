@@ -23,10 +23,10 @@ import torch
 from tellapart.captioners.base import Captioner
 from tellapart.data.features import FeatureStore
 from tellapart.data.prepare import prepare
-from tellapart.engine.run import open_run
 from tellapart.evaluation.self_retrieval import SHOWN, SelfRetrieval, self_retrieval
 from tellapart.files import read_jsonl
 from tellapart.metrics import rank_of_true
+from tellapart.run import open_run
 
 CAPTION_BLOCK = 32
 IMAGE_BLOCK = 16
@@ -106,7 +106,7 @@ def main() -> None:
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     run = open_run(chosen.run)
-    captioner, prepared = run.captioner(), prepare(run.recipe.data)
+    captioner, prepared = run.captioner, prepare(run.recipe.data)
     said = {row["id"]: row["caption"] for row in read_jsonl(chosen.captions or run.folder / "captions.jsonl")}
     records = [record for record in prepared.dataset.split(chosen.split) if record.id in said]
     rows = [prepared.dataset.row(record.id) for record in records]

@@ -24,7 +24,7 @@ from torch.nn import functional
 from tellapart.captioners.adaptive import AdaptiveAttention, AdaptiveAttentionSettings
 from tellapart.captioners.base import words_before
 from tellapart.captioners.updown import UpDown, UpDownSettings
-from tellapart.encoders.images import EncoderIdentity
+from tellapart.encoders.base import EncoderIdentity
 from tellapart.text import PAD, Vocabulary
 
 WORDS = [f"word{number}" for number in range(2500)]

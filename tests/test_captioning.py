@@ -14,13 +14,15 @@ from PIL import Image
 
 from tellapart import captioning, registry
 from tellapart.captioners.adaptive import AdaptiveAttention, AdaptiveAttentionSettings
+from tellapart.captioners.base import load_captioner
 from tellapart.captioning import caption
 from tellapart.cli import main
 from tellapart.data.images import load_image
-from tellapart.encoders.images import EncoderIdentity, open_encoder
+from tellapart.decoding.settings import DecodingSettings
+from tellapart.encoders import open_encoder
+from tellapart.encoders.base import EncoderIdentity
 from tellapart.errors import DataError, RecipeError, RunError, StoreError
-from tellapart.models import load_captioner, write_model
-from tellapart.recipe import DecodingSettings
+from tellapart.models import write_model
 from tellapart.text import Vocabulary
 
 WORDS = ("a", "red", "blue", "house", "tree")

@@ -10,9 +10,9 @@ import pytest
 
 from tellapart.captioning import caption
 from tellapart.demo import run_demo
-from tellapart.engine.run import open_run
 from tellapart.errors import RecipeError, RunError
 from tellapart.evaluation.compare import compare
+from tellapart.run import open_run
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def test_the_readme_example_runs(demo: Path, tmp_path: Path, monkeypatch: pytest
     (tmp_path / "photo.jpg").write_bytes(picture.read_bytes())
     names = {"adaptive-mle": "scenes-mle", "adaptive-mle-continued": "scenes-mle-continued", "adaptive-cl": "scenes-cl"}
     trained = lambda recipe, *overrides: open_run(str(runs_of(demo)[names[Path(recipe).stem]]))  # noqa: E731
-    monkeypatch.setattr("tellapart.engine.run.train", trained)
+    monkeypatch.setattr("tellapart.training.train", trained)
     exec(code, {})
     assert (tmp_path / "comparison" / "report.html").is_file()
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import yaml
 
+from tellapart import recipe as recipe_module
 from tellapart.errors import RecipeError
-from tellapart.files import digest_of
-from tellapart.recipe import Recipe
+from tellapart.recipe import Recipe, recipes_folder, shipped_recipes
 
-RECIPES = Path(__file__).parents[1] / "recipes"
-SHIPPED = sorted(RECIPES.rglob("*.yaml"))
+RECIPES = recipes_folder()
+SHIPPED = shipped_recipes()
 
 BASE: dict[str, Any] = {
     "name": "base",
@@ -27,7 +27,7 @@ BASE: dict[str, Any] = {
 CHILD: dict[str, Any] = {
     "name": "child",
     "start": {"from": "base.yaml"},
-    "reference": {"from": "base.yaml"},
+    "roles": {"reference": {"from": "base.yaml"}},
     "captioner": {"dropout": 0.0},
     "objective": {"name": "contrastive"},
     "training": {"steps": 5},
@@ -56,7 +56,7 @@ def mistakes(path: Path, *overrides: str) -> list[str]:
     with pytest.raises(RecipeError) as caught:
         Recipe.load(path, overrides)
     head, *lines = str(caught.value).split("\n")
-    assert head.startswith(f"{path}: {len(lines)} mistake{'s' if len(lines) > 1 else ''} to mend:")
+    assert head.startswith(f"{path}: {len(lines)} mistake{'s' if len(lines) > 1 else ''}:")
     assert all(line.startswith("  - ") for line in lines)
     return [line.removeprefix("  - ") for line in lines]
 
@@ -132,7 +132,7 @@ def test_overrides(write: Write) -> None:
             "training.steps=20",
             "captioner.hidden=48",
             "objective.name=contrastive",
-            f"reference.from={write('other', name='other')}",
+            f"roles.reference.from={write('other', name='other')}",
             "objective.negatives=3",
             "objective.positive=false",
             "data.scenes.train=11",
@@ -270,16 +270,16 @@ def test_an_objective_for_the_other_kind(write: Write) -> None:
 
 def test_validation_for_the_other_kind(write: Write) -> None:
     (told,) = mistakes(write(), "training.validate_retrieval=true")
-    assert told.startswith("training.validate_retrieval: a captioner is trained")
+    assert told.startswith("training.validate_retrieval: not available when training a captioner")
     path = write(leave_out=("captioner",), retriever={"name": "ranking"}, objective={"name": "ranking-hinge"})
     (told,) = mistakes(path, "training.validate_captions=5")
-    assert told.startswith("training.validate_captions: a retriever is trained")
+    assert told.startswith("training.validate_captions: not available when training a retriever")
 
 
 def test_a_retriever_that_starts_from_another(write: Write) -> None:
     ranking = {"retriever": {"name": "ranking", "hidden": 32}, "objective": {"name": "ranking-hinge"}}
     write(leave_out=("captioner",), **ranking)
-    child = {key: value for key, value in CHILD.items() if key not in ("captioner", "reference")}
+    child = {key: value for key, value in CHILD.items() if key not in ("captioner", "roles")}
     path = write("child", child, objective=ranking["objective"], retriever={"reading": "dot"})
     found = Recipe.load(path).retriever
     assert found is not None
@@ -293,24 +293,6 @@ def test_frozen_words_need_a_file(write: Write) -> None:
         objective={"name": "ranking-hinge"},
     )
     assert mistakes(path)[0].startswith("retriever: freeze_words keeps the vectors of word_vectors; name that file")
-
-
-def test_keys_that_came_later_leave_old_names_as_they_are(write: Write) -> None:
-    """Runs made before a key existed are found again: its default is not in the name, anything else is."""
-    recipe = Recipe.load(write())
-    content = recipe.resolved()
-    for key in ("name", "description", "budget", "start", "reference", "frozen_retriever", "decoding", "retriever"):
-        del content[key]
-    for key in ("prepared", "source", "max_skipped"):
-        del content["data"][key]
-    del content["training"]["validate_retrieval"], content["negatives"]["by"]
-    assert recipe.digest == digest_of(content)
-    path = write(leave_out=("captioner",), retriever={"name": "ranking"}, objective={"name": "ranking-hinge"})
-    digests = [
-        Recipe.load(path, changed).digest
-        for changed in ([], ["training.validate_retrieval=true"], ["retriever.reading=dot"])
-    ]
-    assert len(set(digests)) == 3
 
 
 def test_a_missing_key(write: Write) -> None:
@@ -348,8 +330,8 @@ def test_all_mistakes_are_told_at_once(write: Write) -> None:
     [
         (b"name: [1,", "not valid YAML"),
         (b"name: \xff", "not valid YAML"),
-        (b"- a\n- b\n", "a recipe is a mapping of keys"),
-        (b"", "a recipe is a mapping of keys"),
+        (b"- a\n- b\n", "a recipe must be a mapping of keys"),
+        (b"", "a recipe must be a mapping of keys"),
         (b"name: !!python/object/apply:os.getcwd []", "not valid YAML"),
     ],
 )
@@ -400,16 +382,16 @@ def test_one_key_of_an_inherited_section_leaves_its_neighbours(write: Write) -> 
 def test_the_start_gives_the_captioner_and_the_reference_does_not(write: Write) -> None:
     write()
     write("wide", name="wide", captioner={"name": "adaptive-attention", "hidden": 64})
-    child = Recipe.load(write("child", CHILD, reference={"from": "wide.yaml"}, leave_out=("captioner",)))
+    child = Recipe.load(write("child", CHILD, roles={"reference": {"from": "wide.yaml"}}, leave_out=("captioner",)))
     assert child.captioner["hidden"] == 32
     with pytest.raises(RecipeError, match="captioner: this key is missing"):
-        Recipe.load(write("child", CHILD, reference={"from": "wide.yaml"}, leave_out=("start", "captioner")))
+        Recipe.load(write("child", CHILD, roles={"reference": {"from": "wide.yaml"}}, leave_out=("start", "captioner")))
 
 
 def test_a_run_folder_as_start(write: Write, tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     write().rename(tmp_path / "runs" / "recipe.yaml")
-    child = Recipe.load(write("child", CHILD, start={"from": "runs"}, reference={"from": "runs"}))
+    child = Recipe.load(write("child", CHILD, start={"from": "runs"}, roles={"reference": {"from": "runs"}}))
     assert child.captioner["hidden"] == 32
     assert child.start is not None
     assert Path(child.start.from_) == tmp_path / "runs"
@@ -430,11 +412,11 @@ def test_a_start_that_does_not_exist(write: Write) -> None:
 
 
 def test_recipes_that_start_from_each_other(write: Write) -> None:
-    write("one", CHILD, start={"from": "two.yaml"}, leave_out=("reference",))
-    two = write("two", CHILD, start={"from": "one.yaml"}, leave_out=("reference",))
+    write("one", CHILD, start={"from": "two.yaml"}, leave_out=("roles",))
+    two = write("two", CHILD, start={"from": "one.yaml"}, leave_out=("roles",))
     with pytest.raises(RecipeError, match=r"two\.yaml: this recipe starts from itself"):
         Recipe.load(two)
-    itself = write("itself", CHILD, start={"from": "itself.yaml"}, leave_out=("reference",))
+    itself = write("itself", CHILD, start={"from": "itself.yaml"}, leave_out=("roles",))
     with pytest.raises(RecipeError, match="starts from itself"):
         Recipe.load(itself)
 
@@ -467,23 +449,111 @@ def test_the_digest_names_what_changes_weights(write: Write) -> None:
         "training.keep=best",
         "captioner.hidden=33",
         "captioner.dropout=0",
-        "objective.name=contrastive",
         "data.min_count=4",
         "data.normaliser=alphabetic",
         "data.scenes.seed=1",
     ]
-    reference = f"reference.from={write('other', name='other')}"
-    plain = Recipe.load(write(), [reference]).digest
-    digests = [plain, *(Recipe.load(write(), [reference, override]).digest for override in overrides)]
+    digests = [Recipe.load(write(), [override] if override else []).digest for override in ("", *overrides)]
+    contrastive = ["objective.name=contrastive", f"roles.reference.from={write('other', name='other')}"]
+    digests += [Recipe.load(write(), [*contrastive, f"objective.negatives={count}"]).digest for count in (5, 6)]
     assert len(set(digests)) == len(digests)
-    one = Recipe.load(write(), [reference, "objective.name=contrastive"]).digest
-    two = Recipe.load(write(), [reference, "objective.name=contrastive", "objective.negatives=6"]).digest
-    assert one != two
 
 
 def test_an_objective_that_needs_a_reference_says_so(write: Write) -> None:
-    with pytest.raises(RecipeError, match=r"reference\.from: the contrastive objective needs a run or a recipe"):
+    with pytest.raises(RecipeError, match=r"roles\.reference\.from: the contrastive objective needs a captioner here"):
         Recipe.load(write(), ["objective.name=contrastive"])
+
+
+def test_a_role_that_nobody_has(write: Write) -> None:
+    write()
+    told = mistakes(write("child", CHILD), "roles.refrence.from=base.yaml")
+    assert told == ["roles.refrence: the contrastive objective has no such role; did you mean 'reference'?"]
+    told = mistakes(write("mle", name="mle"), "roles.teacher.from=base.yaml")
+    assert told == ["roles.teacher: the likelihood objective has no such role; it uses none"]
+
+
+def test_a_role_of_the_other_kind(write: Write) -> None:
+    write()
+    write("ranking", leave_out=("captioner",), retriever={"name": "ranking"}, objective={"name": "ranking-hinge"})
+    (told,) = mistakes(write("child", CHILD), "roles.reference.from=ranking.yaml")
+    assert "ranking.yaml trains a retriever, and a captioner is needed here" in told
+
+
+def test_an_ensemble_as_a_role(write: Write) -> None:
+    write()
+    other = write("other", name="other")
+    child = Recipe.load(write("child", CHILD), [f"roles.reference.from=[base.yaml, {other}]"])
+    assert [Path(place).name for place in child.roles["reference"].places] == ["base.yaml", "other.yaml"]
+    told = mistakes(write("child", CHILD, captioner=BASE["captioner"], data=BASE["data"]), "start.from=[a, b]")
+    assert told == ["start.from: a target starts from one model; give one run or recipe"]
+
+
+def test_an_unknown_encoder_is_told_when_the_recipe_is_checked(write: Write) -> None:
+    told = mistakes(write(), "data.encoder=efficientnet-light0")
+    assert told == ["data.encoder: there is no encoder 'efficientnet-light0'; did you mean 'efficientnet-lite0'?"]
+    write()
+    write("strange", name="strange", data={**BASE["data"], "encoder": "resnet"})
+    (told,) = mistakes(write("child", CHILD), "roles.reference.from=strange.yaml")
+    assert "strange.yaml: data.encoder: there is no encoder 'resnet'" in told
+
+
+# --- extends --------------------------------------------------------------------------------------------------------
+
+
+def test_a_recipe_that_extends_another_says_what_differs(write: Write) -> None:
+    write(budgets={"smoke": {"training": {"steps": 2}}})
+    path = write("more", {"extends": "base.yaml", "name": "more", "training": {"learning_rate": 0.5}})
+    more = Recipe.load(path, budget="smoke")
+    assert (more.name, more.training.steps, more.training.learning_rate) == ("more", 2, 0.5)
+    assert more.captioner["hidden"] == 32
+    assert Recipe.load(path).training.steps == 10
+
+
+def test_another_component_takes_no_settings_of_the_one_before(write: Write) -> None:
+    write(budgets={"smoke": {"captioner": {"hidden": 4}, "training": {"steps": 1}}})
+    path = write("other", {"extends": "base.yaml", "name": "other", "captioner": {"name": "neuraltalk"}})
+    for budget, steps in (("laptop", 10), ("smoke", 1)):
+        recipe = Recipe.load(path, budget=budget)
+        assert recipe.captioner["hidden"] == 512
+        assert recipe.training.steps == steps
+
+
+def test_a_role_can_be_taken_back(write: Write) -> None:
+    write()
+    write("child", CHILD)
+    likelihood = {"extends": "child.yaml", "objective": {"name": "likelihood"}, "roles": {"reference": None}}
+    assert Recipe.load(write("plain", likelihood)).roles == {}
+
+
+def test_upstreams_of_a_base_are_found_beside_the_recipe_itself(write: Write, tmp_path: Path) -> None:
+    (tmp_path / "bases").mkdir()
+    write("child", CHILD).rename(tmp_path / "bases" / "child.yaml")
+    write()
+    found = Recipe.load(write("mine", {"extends": "bases/child.yaml", "name": "mine"}))
+    assert found.start is not None
+    assert Path(found.start.places[0]) == tmp_path / "base.yaml"
+
+
+def test_recipes_that_extend_each_other(write: Write) -> None:
+    write("one", {"extends": "two.yaml"})
+    with pytest.raises(RecipeError, match="extends itself"):
+        Recipe.load(write("two", {"extends": "one.yaml"}))
+    with pytest.raises(RecipeError, match=r"extends: 'nowhere\.yaml' does not exist"):
+        Recipe.load(write("lost", {"extends": "nowhere.yaml"}))
+
+
+def test_a_recipe_that_many_point_to_is_read_once(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight recipes that each name the next one three times: 3^8 readings if each name were followed."""
+    write("r8", name="r8")
+    for number in range(7, -1, -1):
+        upstream = {"from": f"r{number + 1}.yaml"}
+        write(f"r{number}", CHILD, name=f"r{number}", start=upstream, roles={"reference": upstream, "x": upstream})
+    read: list[Path] = []
+    plain = recipe_module.read_yaml
+    monkeypatch.setattr(recipe_module, "read_yaml", lambda path: read.append(path) or plain(path))
+    with pytest.raises(RecipeError, match="no such role"):
+        Recipe.load(write("r0", CHILD, name="r0", start={"from": "r1.yaml"}, roles={"x": {"from": "r1.yaml"}}))
+    assert len(read) <= 2 * 9
 
 
 def test_a_recipe_cannot_be_changed(write: Write) -> None:

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from tellapart import registry
 from tellapart.captioners.base import Captioner
-from tellapart.encoders.images import open_encoder
+from tellapart.encoders import open_encoder
 from tellapart.errors import RecipeError
 from tellapart.objectives.base import Objective
 

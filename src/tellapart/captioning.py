@@ -10,18 +10,19 @@ from typing import Any
 import torch
 from PIL import Image
 
-from tellapart.captioners.base import Captioner
+from tellapart.captioners.base import Captioner, load_captioner
 from tellapart.data.images import load_image
 from tellapart.data.prepare import prepare
 from tellapart.data.readers import read_folder
+from tellapart.data.settings import DataSettings
 from tellapart.decoding.base import Caption, Decodable
 from tellapart.decoding.ensemble import Ensemble
 from tellapart.decoding.search import BLOCK, decode, decode_store
-from tellapart.encoders.images import accelerator
+from tellapart.decoding.settings import DecodingSettings
+from tellapart.encoders.base import accelerator
 from tellapart.errors import DataError, StoreError
 from tellapart.files import digest_of
-from tellapart.models import load_captioner
-from tellapart.recipe import DataSettings, DecodingSettings, Recipe
+from tellapart.recipe import Recipe
 
 
 def caption(

@@ -56,8 +56,8 @@ def prepare(
     """Read a data set and encode its images; interrupt it whenever you like, the same command continues."""
     from tellapart.data.features import Part
     from tellapart.data.prepare import prepare_part
-    from tellapart.engine.run import show_progress
-    from tellapart.recipe import DataSettings
+    from tellapart.data.settings import DataSettings
+    from tellapart.progress import show_progress
 
     settings = DataSettings(source=data, encoder=encoder, prepared=str(prepared), max_skipped=max_skipped)
     result = prepare_part(settings, Part.parse(part), show_progress())
@@ -81,8 +81,8 @@ def inspect(
     """Show what is in a data set: splits, captions, duplicates, missing or broken pictures, a sample."""
     from tellapart.data.inspect import describe, inspect_dataset
     from tellapart.data.prepare import open_dataset
-    from tellapart.engine.progress import ProgressLine
-    from tellapart.recipe import DataSettings
+    from tellapart.data.settings import DataSettings
+    from tellapart.progress import ProgressLine
 
     line = ProgressLine("looking at pictures", " images")
     print(describe(inspect_dataset(open_dataset(DataSettings(source=data)), images, line.update)))
@@ -104,26 +104,25 @@ def train(
 
     Several processes: torchrun --nproc-per-node 2 -m tellapart.cli train RECIPE; or srun, one task a device.
     """
-    from tellapart.engine import run as engine
+    from tellapart import training
 
     if (recipe is None) == (resume is None):
         raise typer.BadParameter("give a recipe to train, or --resume RUN to continue one")
     if recipe is None:
         assert resume is not None
         if budget is not None or out is not None or rounds > 1:
-            raise typer.BadParameter("--resume takes nothing else: a run goes on as it began")
-        run = engine.resume(resume)
+            raise typer.BadParameter("--resume cannot be combined with --budget, --out or --rounds")
+        run = training.resume(resume)
     elif rounds > 1:
-        from tellapart.engine.rounds import train_in_rounds
         from tellapart.recipe import Recipe
 
         if out is not None:
             raise typer.BadParameter(
                 "--rounds makes several run folders; say with --runs where they go, not with --out"
             )
-        run = train_in_rounds(Recipe.load(find_recipe(recipe), overrides or [], budget), rounds, runs)[-1]
+        run = training.train_in_rounds(Recipe.load(recipe, overrides or [], budget), rounds, runs)[-1]
     else:
-        run = engine.train(find_recipe(recipe), *(overrides or []), budget=budget, runs=runs, out=out)
+        run = training.train(recipe, *(overrides or []), budget=budget, runs=runs, out=out)
     if os.environ.get("RANK", os.environ.get("SLURM_PROCID", "0")) == "0":
         print(run.folder)
 
@@ -155,10 +154,10 @@ def caption(
     """
     from tellapart.captioning import caption as caption_images
     from tellapart.captioning import caption_split, own_decoding
-    from tellapart.engine.progress import ProgressLine
+    from tellapart.decoding.settings import DecodingSettings
     from tellapart.errors import DataError
     from tellapart.files import write_jsonl
-    from tellapart.recipe import DecodingSettings
+    from tellapart.progress import ProgressLine
 
     if bool(images) == bool(data):
         raise typer.BadParameter("give pictures to caption, or a data set with --data")
@@ -204,8 +203,8 @@ def evaluate(
 ) -> None:
     """Measure a run (captions, quality, diversity, self-retrieval) or anyone's captions against references."""
     if what.is_dir():
-        from tellapart.engine.run import open_run
         from tellapart.evaluation.evaluate import evaluate_run
+        from tellapart.run import open_run
 
         if data is not None or against is not None or out is not None:
             raise TellapartError(
@@ -238,9 +237,9 @@ def evaluate_retrieval(
 ) -> None:
     """Let images find their captions and captions their images: R@1, R@5, R@10, ranks and R@sum."""
     from tellapart.data.prepare import prepare as prepare_data
-    from tellapart.engine.run import open_run
     from tellapart.evaluation import evaluate_retrieval as retrieval
-    from tellapart.gallery import write_gallery
+    from tellapart.pages.gallery import write_gallery
+    from tellapart.run import open_run
 
     opened = open_run(run)
     measured = retrieval.evaluate_retrieval(opened, split, folds, out)
@@ -273,8 +272,8 @@ def self_retrieval(
     The same command continues.
     """
     from tellapart.data.features import Part
-    from tellapart.engine.run import open_run
     from tellapart.evaluation.rank_run import rank_run
+    from tellapart.run import open_run
 
     judge = None if under is None else open_run(under)
     ranked = rank_run(open_run(run), captions, judge, split, images, Part.parse(part), out)
@@ -297,9 +296,9 @@ def compare(
     retrieval_images: LimitOption = None,
 ) -> None:
     """Put runs side by side: a table, paired significance against a control, and a report with pictures."""
-    from tellapart.engine.run import open_run
     from tellapart.evaluation.compare import compare as compare_runs
-    from tellapart.report import comparison_table, write_report
+    from tellapart.pages.report import comparison_table, write_report
+    from tellapart.run import open_run
 
     opened = {}
     for named in runs:
@@ -376,11 +375,11 @@ def recipes(context: typer.Context) -> None:
     """List the shipped recipes."""
     if context.invoked_subcommand is not None:
         return
-    from tellapart.recipe import read_yaml
+    from tellapart.recipe import read_recipe, recipes_folder, shipped_recipes
 
     folder = recipes_folder()
-    for path in sorted(folder.rglob("*.yaml")):
-        print(f"{path.relative_to(folder)!s:40} {read_yaml(path).get('description', '')}")
+    for path in shipped_recipes():
+        print(f"{path.relative_to(folder)!s:40} {read_recipe(path).get('description', '')}")
     print("\n'tellapart recipes show NAME' prints one with every default; 'tellapart train NAME' trains it.")
 
 
@@ -393,7 +392,7 @@ def show(
     """Print a recipe as it would be run, every default written out."""
     from tellapart.recipe import Recipe
 
-    print(Recipe.load(find_recipe(recipe), overrides or [], budget).to_yaml(), end="")
+    print(Recipe.load(recipe, overrides or [], budget).to_yaml(), end="")
 
 
 @recipes_app.command()
@@ -401,10 +400,10 @@ def check(
     recipes: Annotated[list[Path] | None, typer.Argument(help="Recipe files; all shipped ones by default.")] = None,
 ) -> None:
     """Check recipes at every budget without running them; every mistake is listed."""
-    from tellapart.recipe import BUDGETS, Recipe
+    from tellapart.recipe import BUDGETS, Recipe, shipped_recipes
 
     wrong: dict[str, None] = {}
-    paths = [find_recipe(path) for path in recipes] if recipes else sorted(recipes_folder().rglob("*.yaml"))
+    paths = recipes or shipped_recipes()
     for path in paths:
         for budget in BUDGETS:
             try:
@@ -413,22 +412,7 @@ def check(
                 wrong[str(error)] = None
     if wrong:
         raise RecipeError("\n".join(wrong))
-    print(f"Right: {len(paths)} of {len(paths)} recipes, at the budgets {', '.join(BUDGETS)}.")
-
-
-def recipes_folder() -> Path:
-    """The shipped recipes: inside an installed package, or at the root of a checkout."""
-    package = Path(__file__).parent
-    inside = package / "recipes"
-    return inside if inside.is_dir() else package.parents[1] / "recipes"
-
-
-def find_recipe(named: Path) -> Path:
-    """A recipe file, or a shipped one by its name in the list."""
-    shipped = recipes_folder() / named
-    if not named.exists() and shipped.is_file():
-        return shipped
-    return named
+    print(f"{len(paths)} recipes are valid at the budgets {', '.join(BUDGETS)}.")
 
 
 def _print_figures(figures: dict[str, Any]) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from tellapart.cli import recipes_folder
-from tellapart.engine.progress import duration
-from tellapart.engine.run import Run, run_recipe
 from tellapart.evaluation.compare import compare
-from tellapart.recipe import Recipe
-from tellapart.report import comparison_table, write_report
+from tellapart.pages.report import comparison_table, write_report
+from tellapart.progress import duration
+from tellapart.recipe import Recipe, recipes_folder
+from tellapart.run import Run
+from tellapart.training import run_recipe
 
 RECIPES = {
     "MLE": "scenes/adaptive-mle.yaml",
@@ -31,7 +31,7 @@ def run_demo(folder: Path, budget: str = "laptop") -> Path:
         if label != "MLE":
             overrides.append(f"start.from={runs['MLE'].folder}")
         if label == "CL":
-            overrides.append(f"reference.from={runs['MLE'].folder}")
+            overrides.append(f"roles.reference.from={runs['MLE'].folder}")
         runs[label] = run_recipe(Recipe.load(recipes_folder() / name, overrides, budget), folder / "runs")
     comparison = compare(runs, control="MLE continued")
     report = write_report(comparison, folder)

@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -70,6 +70,28 @@ def read_jsonl(path: Path, what: str = "file") -> list[Any]:
     return rows
 
 
+def find_or_make(path: Path, made_from: Any, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """A derived JSON file: read if it was made from the same, else made and written now.
+
+    A file of something else is removed before `make` is called, so that an interrupted call never leaves it beside
+    other files that `make` has written anew.
+
+    Args:
+        path: the file.
+        made_from: plain data that decides its content; its digest is stored as `made_from`.
+        make: gives the content.
+    """
+    digest = digest_of(made_from)
+    if path.exists():
+        found: dict[str, Any] = read_json(path)
+        if found.get("made_from") == digest:
+            return found
+        path.unlink()
+    content = {"made_from": digest, **make()}
+    write_json(path, content)
+    return content
+
+
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
     """Fill a folder under a temporary name; it gets its real name only when the block succeeds."""
@@ -123,3 +145,11 @@ def digest_of(value: Any) -> str:
 def digest_of_file(path: Path) -> str:
     with open(path, "rb") as handle:
         return hashlib.file_digest(handle, "sha256").hexdigest()
+
+
+def cache_folder() -> Path:
+    """Where derived files of this program are kept: `$TELLAPART_CACHE`, else the user's cache folder."""
+    chosen = os.environ.get("TELLAPART_CACHE")
+    if chosen:
+        return Path(chosen)
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "tellapart"

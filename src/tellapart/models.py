@@ -22,15 +22,14 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from tellapart import registry
-from tellapart.encoders.images import EncoderIdentity, ImageEncoder, open_encoder
+from tellapart.encoders import open_encoder
+from tellapart.encoders.base import EncoderIdentity, ImageEncoder
 from tellapart.errors import DataError, RunError
 from tellapart.files import digest_of_file, new_folder, read_json, write_json, write_text
 from tellapart.text import SPECIALS, Vocabulary
 
 if TYPE_CHECKING:
-    from tellapart.captioners.base import Captioner
-    from tellapart.recipe import DataSettings
-    from tellapart.retrievers.base import Retriever
+    from tellapart.data.settings import DataSettings
 
 FORMAT = 1
 FILES = {"model.safetensors", "model.json", "vocabulary.json", "README.md", "concepts.json", "huggingface"}
@@ -150,28 +149,6 @@ def check_replaceable(folder: Path) -> None:
     others = sorted(names - FILES) or sorted(names if "model.json" not in names else [])
     if others:
         raise RunError(f"{folder}: holds something else than a model ({others[0]}); choose a new folder")
-
-
-def load_captioner(folder: str | Path, overrides: dict[str, Any] | None = None) -> Captioner:
-    """A captioner from a model folder, a checkpoint or a run folder, in eval mode.
-
-    Args:
-        folder: where it is.
-        overrides: settings that differ from the saved ones and change no weight's shape, such as `dropout`.
-    """
-    captioner: Captioner = load_model(folder, "captioner", overrides)
-    return captioner
-
-
-def load_retriever(folder: str | Path, overrides: dict[str, Any] | None = None) -> Retriever:
-    """A retriever from a model folder, a checkpoint or a run folder, in eval mode.
-
-    Args:
-        folder: where it is.
-        overrides: settings that differ from the saved ones and change no weight's shape, such as `reading`.
-    """
-    retriever: Retriever = load_model(folder, "retriever", overrides)
-    return retriever
 
 
 def load_model(folder: str | Path, kind: str, overrides: dict[str, Any] | None = None) -> Any:

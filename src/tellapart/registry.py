@@ -13,15 +13,15 @@ from tellapart.errors import RecipeError, did_you_mean
 
 TABLE: dict[str, dict[str, str]] = {
     "encoder": {
-        # What stands before '@' or ':' in an encoder's name; 'tellapart.encoders.images.open_encoder' reads the rest.
+        # What stands before '@' or ':' in an encoder's name; 'tellapart.encoders.open_encoder' reads the rest.
         "efficientnet-lite0": "tellapart.encoders.efficientnet:EfficientNetLite",
         "efficientnet-lite2": "tellapart.encoders.efficientnet:EfficientNetLite",
-        "clip": "tellapart.encoders.huggingface:VisionTower",
-        "clip-tokens": "tellapart.encoders.huggingface:VisionTower",
-        "siglip": "tellapart.encoders.huggingface:VisionTower",
-        "blip": "tellapart.encoders.huggingface:CaptionerTower",
-        "git": "tellapart.encoders.huggingface:CaptionerTower",
-        "encoder-decoder": "tellapart.encoders.huggingface:CaptionerTower",
+        "clip": "tellapart.huggingface.towers:VisionTower",
+        "clip-tokens": "tellapart.huggingface.towers:VisionTower",
+        "siglip": "tellapart.huggingface.towers:VisionTower",
+        "blip": "tellapart.huggingface.towers:CaptionerTower",
+        "git": "tellapart.huggingface.towers:CaptionerTower",
+        "encoder-decoder": "tellapart.huggingface.towers:CaptionerTower",
         "timm": "tellapart.encoders.timm:TimmModel",
     },
     "captioner": {
@@ -30,17 +30,17 @@ TABLE: dict[str, dict[str, str]] = {
         "updown": "tellapart.captioners.updown:UpDown",
         "transformer": "tellapart.captioners.transformer:Transformer",
         "meshed-memory": "tellapart.captioners.transformer:MeshedMemory",
-        "hf-encoder-decoder": "tellapart.captioners.huggingface:EncoderDecoderCaptioner",
-        "hf-blip": "tellapart.captioners.huggingface:BlipCaptioner",
-        "hf-git": "tellapart.captioners.huggingface:GitCaptioner",
+        "hf-encoder-decoder": "tellapart.huggingface.captioners:EncoderDecoderCaptioner",
+        "hf-blip": "tellapart.huggingface.captioners:BlipCaptioner",
+        "hf-git": "tellapart.huggingface.captioners:GitCaptioner",
     },
     "retriever": {
         "ranking": "tellapart.retrievers.ranking:Ranking",
         "coder": "tellapart.retrievers.coder:Coder",
-        "coder-transformer": "tellapart.retrievers.coder_transformer:CoderTransformer",
+        "coder-transformer": "tellapart.huggingface.coder_transformer:CoderTransformer",
         "scan": "tellapart.retrievers.scan:Scan",
-        "hf-clip": "tellapart.retrievers.huggingface:Clip",
-        "hf-siglip": "tellapart.retrievers.huggingface:Siglip",
+        "hf-clip": "tellapart.huggingface.dual_encoders:Clip",
+        "hf-siglip": "tellapart.huggingface.dual_encoders:Siglip",
     },
     "objective": {
         "likelihood": "tellapart.objectives.likelihood:Likelihood",

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from tellapart.data.batches import Batch, BatchSource, Kind, Pairs
 from tellapart.data.features import FeatureStore
 from tellapart.data.records import Dataset, Record
-from tellapart.encoders.images import EncoderIdentity
+from tellapart.data.settings import NegativeSettings
+from tellapart.encoders.base import EncoderIdentity
 from tellapart.errors import DataError
-from tellapart.recipe import NegativeSettings
 
 IDENTITY = EncoderIdentity("tiny", "0", "none", regions=2, width=3)
 CAPTIONS = (1, 4, 2, 0, 3, 1, 5, 2, 1, 3, 2, 0)

@@ -7,8 +7,8 @@ import pytest
 
 from tellapart.data.negatives import CaptionPool, HardNegatives, of_alike_images, of_likely_captions
 from tellapart.data.neighbours import nearest_images
+from tellapart.data.settings import NegativeSettings
 from tellapart.errors import DataError
-from tellapart.recipe import NegativeSettings
 
 COUNTS = (3, 1, 5, 2, 1)
 CAPTIONS = [[f"{image}.{n}" for n in range(count)] for image, count in enumerate(COUNTS)]

@@ -14,8 +14,8 @@ from tellapart.captioners.adaptive import AdaptiveAttention
 from tellapart.captioners.base import Captioner
 from tellapart.decoding.ensemble import Ensemble
 from tellapart.decoding.search import decode, n_best
+from tellapart.decoding.settings import DecodingSettings
 from tellapart.errors import RecipeError
-from tellapart.recipe import DecodingSettings
 from tellapart.text import START, Vocabulary
 
 Make = Callable[..., Captioner]

@@ -15,7 +15,7 @@ from support import naive_decoding as naive
 from tellapart.captioners.base import Captioner
 from tellapart.decoding.sampling import draw, sample
 from tellapart.decoding.search import beam_search
-from tellapart.recipe import DecodingSettings
+from tellapart.decoding.settings import DecodingSettings
 from tellapart.text import Vocabulary
 
 Make = Callable[..., Captioner]

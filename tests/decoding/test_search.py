@@ -16,8 +16,8 @@ from tellapart.data.records import Dataset
 from tellapart.decoding.base import Caption, without_repeats
 from tellapart.decoding.constraints import forbid
 from tellapart.decoding.search import beam_search, decode, decode_rows, decode_store, n_best
+from tellapart.decoding.settings import DecodingSettings
 from tellapart.errors import RecipeError
-from tellapart.recipe import DecodingSettings
 from tellapart.text import END, START, UNKNOWN, Vocabulary
 
 Make = Callable[..., Captioner]

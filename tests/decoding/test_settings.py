@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from tellapart.decoding.settings import DecodingSettings
 from tellapart.errors import RecipeError
-from tellapart.recipe import DecodingSettings
 
 
 def test_defaults() -> None:

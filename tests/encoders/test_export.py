@@ -139,7 +139,7 @@ from pathlib import Path
 import numpy as np, torch
 from PIL import Image
 from tellapart.encoders import export
-from tellapart.encoders.images import open_encoder
+from tellapart.encoders import open_encoder
 torch.set_num_threads(1)
 meeting, mine, other = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 check = export.check

@@ -10,10 +10,11 @@ import torch
 
 from tellapart import registry
 from tellapart.data.features import ImageEncoder as ImageEncoderOfTheStore
-from tellapart.encoders import base
+from tellapart.encoders import base, open_encoder
+from tellapart.encoders.base import EncoderIdentity, accelerator
 from tellapart.encoders.efficientnet import EfficientNetLite
-from tellapart.encoders.images import EncoderIdentity, accelerator, cache_folder, open_encoder
 from tellapart.errors import RecipeError
+from tellapart.files import cache_folder
 
 
 @pytest.mark.parametrize(

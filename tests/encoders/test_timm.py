@@ -14,7 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
-from tellapart.encoders.images import open_encoder
+from tellapart.encoders import open_encoder
 from tellapart.errors import MissingExtraError, StoreError
 
 SETTINGS = {"input_size": (3, 8, 8), "mean": (0.5, 0.25, 0.0), "std": (0.5, 0.25, 2.0), "interpolation": "bilinear"}

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from tellapart.captioners.adaptive import AdaptiveAttention
+from tellapart.captioners.base import load_captioner
 from tellapart.errors import RunError
-from tellapart.models import load_captioner, model_digest, write_model
+from tellapart.models import model_digest, write_model
 
 Make = Callable[..., AdaptiveAttention]
 

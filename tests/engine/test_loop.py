@@ -19,19 +19,20 @@ from support import stand_ins
 from support.shapes_worker import record_gradients
 from support.shapes_worker import train as worker_train
 from tellapart.captioners.adaptive import AdaptiveAttention
+from tellapart.captioners.base import load_captioner
 from tellapart.data.batches import Batch, BatchSource
 from tellapart.data.features import FeatureStore
 from tellapart.data.records import Dataset
 from tellapart.engine import checkpoint, loop
 from tellapart.engine.checkpoint import checkpoint_path, load_trainer_state
 from tellapart.engine.schedule import learning_rate
+from tellapart.engine.settings import TrainingSettings
 from tellapart.errors import RecipeError, RunError
-from tellapart.models import load_captioner, model_folder
-from tellapart.objectives.base import Objective, Progress, Total
+from tellapart.models import model_folder
+from tellapart.objectives.base import Objective, Progress, Roles, Total
 from tellapart.objectives.composed import Composed, ComposedSettings
 from tellapart.objectives.contrastive import Contrastive, ContrastiveSettings
 from tellapart.objectives.likelihood import Likelihood, LikelihoodSettings
-from tellapart.recipe import TrainingSettings
 
 Make = Callable[..., AdaptiveAttention]
 Data = tuple[Dataset, FeatureStore]
@@ -40,8 +41,8 @@ Data = tuple[Dataset, FeatureStore]
 def objective_of(kind: str, make: Make) -> Objective:
     target = make(seed=1, dropout=0.3)
     if kind == "likelihood":
-        return Likelihood(LikelihoodSettings(), target)
-    return Contrastive(ContrastiveSettings(negatives=2), target, make(seed=2))
+        return Likelihood(LikelihoodSettings(), Roles(target))
+    return Contrastive(ContrastiveSettings(negatives=2), Roles(target, reference=make(seed=2)))
 
 
 def train(
@@ -320,10 +321,10 @@ def test_the_loop_does_what_a_bare_loop_does(
 ) -> None:
     """Against plain torch: clipping, weight decay, epsilon, warm-up and schedule included, bit for bit."""
     chosen = {"optimiser": optimiser, "weight_decay": 0.1, "epsilon": 1e-3, "clip_norm": 0.5, "warmup_steps": 2}
-    objective = Likelihood(LikelihoodSettings(), make_captioner(seed=1))
+    objective = Likelihood(LikelihoodSettings(), Roles(make_captioner(seed=1)))
     train(objective, tiny_data, tmp_path / "run", **chosen)
 
-    bare = Likelihood(LikelihoodSettings(), make_captioner(seed=1)).train()
+    bare = Likelihood(LikelihoodSettings(), Roles(make_captioner(seed=1))).train()
     kind = torch.optim.Adam if optimiser == "adam" else torch.optim.AdamW
     plain = kind(bare.parameters(), lr=0.01, weight_decay=0.1, eps=1e-3)
     source = BatchSource(*tiny_data, "train", 4, seed=7)
@@ -411,9 +412,9 @@ def test_a_composed_loss_is_the_weighted_sum_of_its_parts(
     batch = BatchSource(*tiny_data, "train", 4, None, 3, seed=7).at(0)
     target, reference = make_captioner(seed=1), make_captioner(seed=2)
     settings = ComposedSettings(parts={"likelihood": {"weight": 0.5}, "contrastive": {"weight": 2, "negatives": 2}})
-    composed = Composed(settings, target, reference)
+    composed = Composed(settings, Roles(target, reference=reference))
     totals = composed(batch, Progress(0, 1))
-    alone = Likelihood(LikelihoodSettings(), target)(batch, Progress(0, 1))["loss"]
+    alone = Likelihood(LikelihoodSettings(), Roles(target))(batch, Progress(0, 1))["loss"]
     assert torch.equal(totals["likelihood/loss"].sum, alone.sum)
     assert composed.losses() == {"likelihood/loss": 0.5, "contrastive/loss": 2.0}
     train(composed, tiny_data, tmp_path / "run", steps=1, negatives=3, learning_rate=1e-9)

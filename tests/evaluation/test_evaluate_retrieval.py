@@ -14,9 +14,8 @@ import torch
 
 from tellapart import cli
 from tellapart.data.features import Part
-from tellapart.data.prepare import Prepared, prepare
+from tellapart.data.prepare import Prepared
 from tellapart.engine import loop
-from tellapart.engine.run import Run, open_run, resume, train
 from tellapart.errors import RecipeError, RunError
 from tellapart.evaluation import evaluate_retrieval as module
 from tellapart.evaluation.compare import compare
@@ -24,11 +23,14 @@ from tellapart.evaluation.evaluate_retrieval import compare_retrieval, evaluate_
 from tellapart.evaluation.rank_run import rank_run
 from tellapart.evaluation.retrieval import rank_split
 from tellapart.files import read_json, read_jsonl
-from tellapart.gallery import write_gallery
 from tellapart.metrics import summarize_retrieval
-from tellapart.models import load_retriever, model_folder
+from tellapart.models import model_folder
 from tellapart.objectives.ranking import RankingHinge
-from tellapart.report import comparison_table, write_report
+from tellapart.pages.gallery import write_gallery
+from tellapart.pages.report import comparison_table, write_report
+from tellapart.retrievers.base import load_retriever
+from tellapart.run import Run, open_run
+from tellapart.training import resume, train
 
 TRAINING = {"steps": 4, "images_per_batch": 4, "validate_every": 2, "log_every": 1, "keep": "best"}
 MONITOR = {"validate_retrieval": True, "monitor": "R@sum", "monitor_best": "highest"}
@@ -86,10 +88,10 @@ def mle(place: Path) -> Run:
 
 def test_validation_ranks_the_split_and_chooses_the_best(ranking: Run) -> None:
     rows = [row for row in read_jsonl(ranking.folder / "metrics.jsonl") if row["split"] == "val"]
-    prepared = prepare(ranking.recipe.data)
+    prepared = ranking.data
     best = max(rows, key=lambda row: row["R@sum"])
     assert model_folder(ranking.folder).name == f"step-{best['step']}"
-    figures = summarize_retrieval(rank_split(ranking.retriever(), prepared, "val").ranks).figures()
+    figures = summarize_retrieval(rank_split(ranking.retriever, prepared, "val").ranks).figures()
     for name in ("R@sum", "image_to_text_R@1", "text_to_image_R@5", "text_to_image_mean_rank"):
         assert best[name] == figures[name]
 
@@ -120,7 +122,7 @@ def test_found_again_and_resumed(ranking: Run, place: Path, tmp_path: Path, monk
 
 def test_started_from_another_retriever(ranking: Run, place: Path, mle: Run, tmp_path: Path) -> None:
     further = train(place / "further.yaml", "training.learning_rate=1e-12", runs=place / "runs")
-    started, first = further.retriever(), ranking.retriever()
+    started, first = further.retriever, ranking.retriever
     assert started.settings.model_dump()["reading"] == "dot"
     assert started.vocabulary.tokens == first.vocabulary.tokens
     assert torch.allclose(started.state_dict()["text.weight"], first.state_dict()["text.weight"], atol=1e-6)
@@ -143,7 +145,7 @@ def test_word_vectors_are_part_of_what_a_run_is_made_from(place: Path, tmp_path:
 
 def test_runs_of_the_other_kind_are_told_apart(ranking: Run, mle: Run) -> None:
     with pytest.raises(RunError, match=r"holds a retriever \(ranking\), and a captioner is needed here"):
-        ranking.captioner()
+        _ = ranking.captioner
     with pytest.raises(RunError, match=r"holds a captioner .*; 'tellapart evaluate' measures a captioner"):
         evaluate_retrieval(mle)
 
@@ -153,7 +155,7 @@ def test_runs_of_the_other_kind_are_told_apart(ranking: Run, mle: Run) -> None:
 
 def test_figures_ranks_and_card(ranking: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     measured = evaluate_retrieval(ranking, folds=2)
-    ranked = rank_split(ranking.retriever(), prepare(ranking.recipe.data), folds=2)
+    ranked = rank_split(ranking.retriever, ranking.data, folds=2)
     assert measured.figures == summarize_retrieval(ranked.ranks).figures()
     assert measured.folds == summarize_retrieval(ranked.folds).figures()
     assert [row["rank"] for row in measured.images] == ranked.ranks.image_to_text.tolist()
@@ -204,7 +206,7 @@ def test_shown_queries(ranking: Run, tmp_path: Path) -> None:
 def test_paired_differences(ranking: Run, place: Path) -> None:
     other = train(place / "ranking.yaml", "seed=5", runs=place / "runs")
     one, two = evaluate_retrieval(ranking), evaluate_retrieval(other)
-    prepared = prepare(ranking.recipe.data)
+    prepared = ranking.data
     differences = compare_retrieval(two, one, prepared)
     for name in ("R@sum", "image_to_text_R@1", "text_to_image_R@10", "text_to_image_mean_rank"):
         found = differences[name]
@@ -267,7 +269,7 @@ def test_captions_in_the_gallery_are_only_text(ranking: Run, tmp_path: Path) -> 
 
 def ranks_of(ranking: Run, prepared: Prepared, rows: list[dict[str, Any]]) -> list[int]:
     """By the whole matrix."""
-    retriever = ranking.retriever()
+    retriever = ranking.retriever
     places = [prepared.dataset.row(row["id"]) for row in rows]
     with torch.no_grad():
         images = retriever.embed_images(torch.from_numpy(prepared.store.grid(places)))
@@ -280,7 +282,7 @@ def test_self_retrieval_under_a_retriever(ranking: Run, mle: Run, tmp_path: Path
     assert ranked is not None
     rows = read_jsonl(ranked.folder / "ranks.jsonl")
     assert ranked.folder.name == f"self-retrieval-under-{ranking.folder.name}"
-    assert [row["rank"] for row in rows] == ranks_of(ranking, prepare(ranking.recipe.data), rows)
+    assert [row["rank"] for row in rows] == ranks_of(ranking, ranking.data, rows)
     assert {"id", "caption", "similarity", "rank"} == set(rows[0])
     assert ranked.figures["images"] == 6
     assert ranked.figures["mean_rank"] == pytest.approx(np.mean([row["rank"] for row in rows]))
@@ -309,7 +311,7 @@ def test_a_comparison_under_a_retriever(ranking: Run, mle: Run, place: Path, tmp
     other = train(place / "mle.yaml", "seed=3", runs=place / "runs")
     comparison = compare({"one": mle, "two": other}, control="one", under=ranking)
     assert comparison.judge == "ranking"
-    prepared = prepare(ranking.recipe.data)
+    prepared = ranking.data
     for row in comparison.rows:
         assert row.under_judge.tolist() == ranks_of(ranking, prepared, row.evaluation.rows)
     assert "… ranked by ranking" in comparison_table(comparison)

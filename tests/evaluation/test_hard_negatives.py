@@ -8,14 +8,13 @@ import pytest
 import torch
 
 from support.tiny import make_data, make_retriever
-from tellapart.cli import recipes_folder
 from tellapart.data.prepare import Prepared
-from tellapart.engine.run import run_recipe
 from tellapart.errors import RecipeError
 from tellapart.evaluation.hard_negatives import likely_captions
 from tellapart.files import read_json
 from tellapart.models import model_digest
-from tellapart.recipe import Recipe
+from tellapart.recipe import Recipe, recipes_folder
+from tellapart.training import run_recipe
 
 TINY = ["data.scenes={train: 12, val: 4, test: 3}", "data.min_count=1", "training.images_per_batch=4"]
 
@@ -50,10 +49,10 @@ def test_a_recipe_names_the_retriever(tmp_path: Path) -> None:
     run = run_recipe(recipe, tmp_path / "runs")
     upstreams = read_json(run.folder / "run.json")["made_from"]["upstreams"]
     (retriever,) = (tmp_path / "runs").glob("scenes-ranking-*")
-    assert upstreams["frozen_retriever"] == model_digest(retriever)
-    assert Recipe.load(run.folder).frozen_retriever is not None
+    assert upstreams["retriever"] == model_digest(retriever)
+    assert set(Recipe.load(run.folder).roles) == {"reference", "retriever"}
 
 
 def test_without_a_retriever_it_is_a_mistake() -> None:
-    with pytest.raises(RecipeError, match=r"frozen_retriever.from: negatives.by 'retriever' needs a run or a recipe"):
+    with pytest.raises(RecipeError, match=r"roles.retriever.from: negatives.by 'retriever' needs a retriever here"):
         Recipe.load(recipes_folder() / "scenes" / "adaptive-cl.yaml", ["negatives.by=retriever"])

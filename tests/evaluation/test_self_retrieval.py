@@ -19,6 +19,7 @@ from tellapart.captioners.base import Captioner
 from tellapart.data.features import FeatureStore, Part
 from tellapart.data.prepare import Prepared
 from tellapart.decoding.search import decode_rows
+from tellapart.decoding.settings import DecodingSettings
 from tellapart.errors import DataError, RunError, StoreError
 from tellapart.evaluation import rank_run as command
 from tellapart.evaluation import self_retrieval as module
@@ -29,7 +30,6 @@ from tellapart.evaluation.self_retrieval import self_retrieval, self_retrieval_p
 from tellapart.evaluation.tree_scores import TreeScorer
 from tellapart.files import read_json, read_jsonl, write_jsonl
 from tellapart.metrics import rank_of_true
-from tellapart.recipe import DecodingSettings
 from tellapart.text import END
 
 DATASET, STORE = make_data()
@@ -355,19 +355,16 @@ class TinyRun:
 
     def __init__(self, folder: Path, captioner: Captioner) -> None:
         self.folder = folder
-        self._captioner = captioner
+        self.captioner = captioner
+        self.data = Prepared(DATASET, STORE, folder)
         decoding = SimpleNamespace(model_dump=dict)
         self.recipe = SimpleNamespace(name=folder.name, data=None, decoding=decoding, trains="captioner")
         captioner.save_pretrained(folder)
-
-    def captioner(self) -> Captioner:
-        return self._captioner
 
 
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Two runs, by folder; each says what it always says."""
-    monkeypatch.setattr(command, "prepare", lambda data: Prepared(DATASET, STORE, tmp_path))
     said = [SimpleNamespace(caption=caption) for caption in CAPTIONS]
     monkeypatch.setattr(command, "caption_records", lambda run, prepared, records: said[: len(records)])
     monkeypatch.setattr(
@@ -378,7 +375,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     found = {
         str(tmp_path / name): TinyRun(tmp_path / name, sharp_captioner(seed=seed)) for seed, name in enumerate("ab")
     }
-    monkeypatch.setattr("tellapart.engine.run.open_run", lambda folder: found[str(folder)])
+    monkeypatch.setattr("tellapart.run.open_run", lambda folder: found[str(folder)])
     return found
 
 
@@ -392,7 +389,7 @@ def test_the_command(
     printed = capsys.readouterr().out
     out = tmp_path / "a" / "self-retrieval"
     rows = read_jsonl(out / "ranks.jsonl")
-    expected = self_retrieval(runs[str(tmp_path / "a")].captioner(), STORE, TRAIN, CAPTIONS[: len(TRAIN)])
+    expected = self_retrieval(runs[str(tmp_path / "a")].captioner, STORE, TRAIN, CAPTIONS[: len(TRAIN)])
     assert [row["rank"] for row in rows] == expected.ranks.tolist()
     assert [row["id"] for row in rows] == [record.id for record in DATASET.split("train")]
     figures = read_json(out / "self_retrieval.json")["figures"]
@@ -414,7 +411,7 @@ def test_captions_of_a_file_under_another_run(runs: dict[str, Any], tmp_path: Pa
     ranked = rank_run(a, captions=path, under=b, split="train", images=4)
     assert ranked is not None
     assert ranked.folder == a.folder / "self-retrieval-under-b"
-    expected = self_retrieval(b.captioner(), STORE, TRAIN[:4], ["a red house"] * 4)
+    expected = self_retrieval(b.captioner, STORE, TRAIN[:4], ["a red house"] * 4)
     assert [row["rank"] for row in read_jsonl(ranked.folder / "ranks.jsonl")] == expected.ranks.tolist()
     write_jsonl(path, said[1:])
     with pytest.raises(DataError, match=r"said\.jsonl: '0' of split 'train' has no caption; check --split"):
@@ -434,11 +431,8 @@ def test_the_command_in_parts(
         cli.self_retrieval(tmp_path / "a", part="3/2")
 
 
-def test_other_data_is_refused(runs: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_data_is_refused(runs: dict[str, Any]) -> None:
     a, b = runs.values()
-    b.recipe.data = "other"
-    other = Prepared(SimpleNamespace(digest="other"), STORE, Path())  # type: ignore[arg-type]
-    mine = Prepared(DATASET, STORE, Path())
-    monkeypatch.setattr(command, "prepare", lambda data: other if data == "other" else mine)
+    b.data = Prepared(SimpleNamespace(digest="other"), STORE, Path())  # type: ignore[arg-type]
     with pytest.raises(RunError, match="has other data than"):
         rank_run(a, under=b)

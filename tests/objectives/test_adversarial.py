@@ -21,7 +21,7 @@ from tellapart.objectives.adversarial import (
     policy_gradient_loss,
     sample_with_rollouts,
 )
-from tellapart.objectives.base import Progress
+from tellapart.objectives.base import Progress, Roles
 from tellapart.text import END, PAD, START, Vocabulary
 
 Make = Callable[..., Any]
@@ -34,7 +34,7 @@ SETTINGS = AdversarialSettings(noise=4, width=6, negatives=2, rollouts=3, evalua
 @pytest.fixture
 def objective(make_captioner: Make) -> Adversarial:
     """Captions of at most four words, some cut there; noise that matters; an evaluator with opinions."""
-    made = Adversarial(SETTINGS, make_captioner(seed=1, words=Vocabulary(WORDS, max_words=LIMIT)))
+    made = Adversarial(SETTINGS, Roles(make_captioner(seed=1, words=Vocabulary(WORDS, max_words=LIMIT))))
     generator = torch.Generator().manual_seed(3)
     with torch.no_grad():
         for parameter in (*made.evaluator.parameters(), *made.noise.parameters()):
@@ -261,7 +261,7 @@ def test_the_evaluator_is_trained_alone_at_first(objective: Adversarial, batch: 
 
 
 def test_the_generator_begins_as_the_captioner_it_was(make_captioner: Make, batch: Batch) -> None:
-    made = Adversarial(SETTINGS, make_captioner(seed=1))
+    made = Adversarial(SETTINGS, Roles(make_captioner(seed=1)))
     assert torch.equal(made._with_noise(batch), batch.features["tiny"])
     made(batch, PROGRESS, "generator")["loss"].sum.backward()
     assert made.noise.weight.grad is not None

@@ -12,7 +12,7 @@ from torch.nn import functional
 from support.tiny import IDENTITY, make_data, make_retriever
 from tellapart.data.batches import Batch, BatchSource
 from tellapart.errors import RecipeError
-from tellapart.objectives.base import Epoch, Progress
+from tellapart.objectives.base import Epoch, Progress, Roles
 from tellapart.objectives.coder import Coder, CoderSettings
 from tellapart.retrievers.coder import Coder as CoderRetriever
 
@@ -32,7 +32,7 @@ def retriever(concepts: int = 4) -> CoderRetriever:
 
 def objective(concepts: int = 4, **settings: Any) -> Coder:
     torch.manual_seed(2)
-    made = Coder(CoderSettings(**settings), retriever(concepts))
+    made = Coder(CoderSettings(**settings), Roles(retriever(concepts)))
     if made.bank is not None:  # five of seven slots, two of them of images that batches hold
         keys = functional.normalize(torch.randn(2, 5, made.bank.image_keys.shape[1]), dim=2)
         made.bank.enqueue(keys[0], keys[1], torch.tensor([0, 1, 90, 91, 92]))

@@ -13,7 +13,7 @@ from tellapart.data.batches import Batch, BatchSource, Kind
 from tellapart.data.features import FeatureStore
 from tellapart.data.records import Dataset
 from tellapart.errors import RecipeError
-from tellapart.objectives.base import Progress
+from tellapart.objectives.base import Progress, Roles
 from tellapart.objectives.contrastive import Contrastive, ContrastiveSettings, contrastive_loss
 
 Make = Callable[..., AdaptiveAttention]
@@ -118,7 +118,7 @@ def test_the_objective_equals_scores_of_single_pairs(
     target, reference = make_captioner(seed=1), make_captioner(seed=2)
     chosen = ContrastiveSettings(**settings)
     batch = ragged_batch(tiny_data, chosen.negatives)
-    totals = Contrastive(chosen, target, reference)(batch, PROGRESS)
+    totals = Contrastive(chosen, Roles(target, reference=reference))(batch, PROGRESS)
 
     def alone(model: AdaptiveAttention, pair: int) -> torch.Tensor:
         image = batch.features["tiny"][batch.pairs.image_row[pair]][None]
@@ -146,7 +146,7 @@ def test_the_objective_equals_scores_of_single_pairs(
 
 def test_the_reference_is_frozen_and_outside(tiny_data: tuple[Dataset, FeatureStore], make_captioner: Make) -> None:
     target, reference = make_captioner(seed=1), make_captioner(seed=2, dropout=0.5).train()
-    objective = Contrastive(ContrastiveSettings(), target, reference).train()
+    objective = Contrastive(ContrastiveSettings(), Roles(target, reference=reference)).train()
     assert not reference.training
     assert not any(parameter.requires_grad for parameter in reference.parameters())
     assert {id(p) for p in objective.parameters()} == {id(p) for p in target.parameters()}
@@ -159,7 +159,7 @@ def test_the_reference_is_frozen_and_outside(tiny_data: tuple[Dataset, FeatureSt
 
 def test_it_asks_for_a_reference(make_captioner: Make) -> None:
     with pytest.raises(RecipeError, match=r"reference\.from"):
-        Contrastive(ContrastiveSettings(), make_captioner())
+        Contrastive(ContrastiveSettings(), Roles(make_captioner()))
 
 
 def test_log_ratio_of_a_true_pair_is_bounded_by_the_reference(
@@ -168,7 +168,7 @@ def test_log_ratio_of_a_true_pair_is_bounded_by_the_reference(
     """G⁺ ≤ −ln p_reference, since p_target ≤ 1: the loss cannot be driven below its bound."""
     target, reference = make_captioner(seed=1), make_captioner(seed=2)
     batch = ragged_batch(tiny_data, 5)
-    scores, _ = Contrastive(ContrastiveSettings(), target, reference).scores(batch, PROGRESS)
+    scores, _ = Contrastive(ContrastiveSettings(), Roles(target, reference=reference)).scores(batch, PROGRESS)
     captions = [batch.captions[row] for row in batch.pairs.of(Kind.POSITIVE).tolist()]
     rows = batch.pairs.image_row[: len(captions)]
     bound = -reference.log_prob(reference.encode(batch.features["tiny"]), reference.tokenize(captions), rows)

@@ -13,9 +13,9 @@ from tellapart.captioners.adaptive import AdaptiveAttention
 from tellapart.data.batches import BatchSource, Kind
 from tellapart.data.features import FeatureStore
 from tellapart.data.records import Dataset, Record
-from tellapart.encoders.images import EncoderIdentity
+from tellapart.encoders.base import EncoderIdentity
 from tellapart.errors import DataError, RecipeError
-from tellapart.objectives.base import Progress
+from tellapart.objectives.base import Progress, Roles
 from tellapart.objectives.introspective import Introspective, IntrospectiveSettings, introspective_loss
 
 Data = tuple[Dataset, FeatureStore]
@@ -56,7 +56,7 @@ def test_the_objective_equals_scores_of_single_pairs(
     model = make_captioner(seed=1)
     source = BatchSource(dataset, store, "train", images_per_batch=4, negatives=negatives)
     batch = source.at(0)
-    totals = Introspective(IntrospectiveSettings(weight=2.0, margin=0.05), model)(batch, PROGRESS)
+    totals = Introspective(IntrospectiveSettings(weight=2.0, margin=0.05), Roles(model))(batch, PROGRESS)
 
     def alone(id: str, caption: str) -> torch.Tensor:
         features = torch.from_numpy(store.grid([dataset.row(id)]))
@@ -101,7 +101,7 @@ def test_one_image_has_no_distractor(make_captioner: Callable[..., AdaptiveAtten
     dataset = Dataset("one", Path(), (Record("0", "0.png", "train", ("a red house",)),))
     identity = EncoderIdentity("tiny", "0", "none", regions=4, width=6)
     source = BatchSource(dataset, FeatureStore(np.ones((1, 5, 6), np.float16), identity, dataset.digest), "train", 1)
-    objective = Introspective(IntrospectiveSettings(), make_captioner())
+    objective = Introspective(IntrospectiveSettings(), Roles(make_captioner()))
     with pytest.raises(DataError, match="at least two images"):
         objective(source.at(0), PROGRESS)
 
@@ -112,4 +112,4 @@ def test_a_batch_made_by_hand_has_no_distractors(
     batch = BatchSource(*tiny_data, "train", 4).at(0)
     batch.source = None
     with pytest.raises(RecipeError, match="source"):
-        Introspective(IntrospectiveSettings(), make_captioner())(batch, PROGRESS)
+        Introspective(IntrospectiveSettings(), Roles(make_captioner()))(batch, PROGRESS)

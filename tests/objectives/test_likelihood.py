@@ -10,7 +10,7 @@ from tellapart.captioners.adaptive import AdaptiveAttention
 from tellapart.data.batches import BatchSource, Kind
 from tellapart.data.features import FeatureStore
 from tellapart.data.records import Dataset
-from tellapart.objectives.base import Progress
+from tellapart.objectives.base import Progress, Roles
 from tellapart.objectives.likelihood import Likelihood, LikelihoodSettings
 
 
@@ -20,7 +20,7 @@ def test_loss_is_the_mean_over_tokens_with_end_tokens(
     dataset, store = tiny_data
     model = make_captioner(seed=3)
     batch = BatchSource(dataset, store, "train", images_per_batch=5, negatives=2).at(0)
-    totals = Likelihood(LikelihoodSettings(), model)(batch, Progress(0, 1))
+    totals = Likelihood(LikelihoodSettings(), Roles(model))(batch, Progress(0, 1))
     total, count = torch.zeros(()), 0
     for pair in batch.pairs.of(Kind.POSITIVE).tolist():
         memory = model.encode(batch.features["tiny"][batch.pairs.image_row[pair]][None])

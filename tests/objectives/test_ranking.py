@@ -9,7 +9,7 @@ from torch.nn import functional
 from support.tiny import IDENTITY, make_data, make_retriever
 from tellapart.data.batches import Batch, BatchSource
 from tellapart.errors import RecipeError
-from tellapart.objectives.base import Progress
+from tellapart.objectives.base import Progress, Roles
 from tellapart.objectives.ranking import RankingHinge, RankingHingeSettings, choose_negatives, ranking_hinge_loss
 from tellapart.retrievers.ranking import Ranking
 
@@ -89,7 +89,7 @@ def test_the_objective_equals_the_naive_loop(reading: str) -> None:
     model: Ranking = make_retriever(seed=1, reading=reading)
     batch = batches().at(0)
     assert len(set(batch.pairs.image_row.bincount().tolist())) > 1, "ragged"
-    objective = RankingHinge(RankingHingeSettings(negatives=EVERYTHING), model)
+    objective = RankingHinge(RankingHingeSettings(negatives=EVERYTHING), Roles(model))
     totals = objective(batch, Progress(0, 10))
     expected = naive_objective(model, batch, 0.2)
     assert totals["loss"].count == len(batch.captions)
@@ -103,7 +103,7 @@ def test_the_objective_equals_the_naive_loop(reading: str) -> None:
 
 
 def test_so_many_negatives_are_drawn_anew_each_step() -> None:
-    objective = RankingHinge(RankingHingeSettings(negatives=2), make_retriever(seed=1))
+    objective = RankingHinge(RankingHingeSettings(negatives=2), Roles(make_retriever(seed=1)))
     source = batches(6)
     first, again, later = (objective(source.at(step), Progress(0, 10)) for step in (0, 0, 1))
     pairs = first["loss"].count
@@ -114,7 +114,7 @@ def test_so_many_negatives_are_drawn_anew_each_step() -> None:
 
 
 def test_a_batch_of_one_image_has_no_negatives() -> None:
-    totals = RankingHinge(RankingHingeSettings(), make_retriever())(batches(1).at(0), Progress(0, 10))
+    totals = RankingHinge(RankingHingeSettings(), Roles(make_retriever()))(batches(1).at(0), Progress(0, 10))
     assert totals["loss"].sum.item() == 0
     assert totals["told_apart"].count == 0
 
@@ -125,4 +125,4 @@ def test_a_retriever_without_vectors_is_refused() -> None:
 
     plain = make_retriever()
     with pytest.raises(RecipeError, match="compares one vector per item, and the ranking retriever has none"):
-        RankingHinge(RankingHingeSettings(), Late(plain.settings, plain.vocabulary, plain.encoder))
+        RankingHinge(RankingHingeSettings(), Roles(Late(plain.settings, plain.vocabulary, plain.encoder)))

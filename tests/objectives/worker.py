@@ -20,7 +20,7 @@ from support.shapes_worker import train_for_gradients, train_straight_and_resume
 from support.tiny import WORDS, make_captioner, make_retriever
 from tellapart.captioners.base import Captioner
 from tellapart.objectives.adversarial import Adversarial, AdversarialSettings
-from tellapart.objectives.base import Objective
+from tellapart.objectives.base import Objective, Roles
 from tellapart.objectives.coder import Coder, CoderSettings
 from tellapart.objectives.contrastive import Contrastive, ContrastiveSettings
 from tellapart.objectives.difference import Difference, DifferenceSettings
@@ -35,13 +35,13 @@ def _cross(target: Captioner) -> Objective:
     """The reference has words of its own, in another order, and does not know one of the target's."""
     words = Vocabulary([*reversed(WORDS[:-1]), "green"])
     reference = make_captioner(seed=2, words=words, name="neuraltalk")
-    return Contrastive(ContrastiveSettings(negatives=2), target, reference)
+    return Contrastive(ContrastiveSettings(negatives=2), Roles(target, reference=reference))
 
 
 def _adversarial(target: Captioner) -> Objective:
     torch.manual_seed(3)
     settings = AdversarialSettings(noise=4, width=6, negatives=2, rollouts=2, evaluator_warmup_steps=2)
-    objective = Adversarial(settings, target)
+    objective = Adversarial(settings, Roles(target))
     torch.nn.init.normal_(objective.noise.weight)
     torch.nn.init.normal_(objective.evaluator.word.weight, std=3.0)
     return objective
@@ -49,25 +49,27 @@ def _adversarial(target: Captioner) -> Objective:
 
 OBJECTIVES: dict[str, Callable[[Captioner], Objective]] = {
     "cross-vocabulary": _cross,
-    "pairwise": lambda target: Pairwise(PairwiseSettings(negatives=2), target, make_captioner(seed=2)),
-    "difference": lambda target: Difference(DifferenceSettings(negatives=2), target, make_captioner(seed=2)),
-    "introspective": lambda target: Introspective(IntrospectiveSettings(weight=2.0), target),
+    "pairwise": lambda target: Pairwise(PairwiseSettings(negatives=2), Roles(target, reference=make_captioner(seed=2))),
+    "difference": lambda target: Difference(
+        DifferenceSettings(negatives=2), Roles(target, reference=make_captioner(seed=2))
+    ),
+    "introspective": lambda target: Introspective(IntrospectiveSettings(weight=2.0), Roles(target)),
     "adversarial": _adversarial,
 }
 
 
 # These contrast within a batch: a step in parts sees less, and is another step.
 RETRIEVAL: dict[str, Callable[[Retriever], Objective]] = {
-    "ranking-hinge": lambda target: RankingHinge(RankingHingeSettings(negatives=3), target),
-    "coder": lambda target: Coder(CoderSettings(bank=9, diversity_of_bank=True, prototypes=3), target),
+    "ranking-hinge": lambda target: RankingHinge(RankingHingeSettings(negatives=3), Roles(target)),
+    "coder": lambda target: Coder(CoderSettings(bank=9, diversity_of_bank=True, prototypes=3), Roles(target)),
     "coder-literally": lambda target: Coder(
-        CoderSettings(bank=9, bank_anchors=True, positive_weight=0.1, concept_twice=True), target
+        CoderSettings(bank=9, bank_anchors=True, positive_weight=0.1, concept_twice=True), Roles(target)
     ),
-    "triplet": lambda target: Coder(CoderSettings(loss="triplet"), target),
+    "triplet": lambda target: Coder(CoderSettings(loss="triplet"), Roles(target)),
 }
 # Its momentum encoder shares the frozen transformer.
 if find_spec("transformers") is not None:
-    RETRIEVAL["coder-transformer"] = lambda target: Coder(CoderSettings(bank=9, prototypes=3), target)
+    RETRIEVAL["coder-transformer"] = lambda target: Coder(CoderSettings(bank=9, prototypes=3), Roles(target))
 
 
 def make(name: str, dropout: float = 0.0) -> Objective:

@@ -10,8 +10,8 @@ from torch.nn import functional
 
 from support.naive_coder import naive_branches
 from support.tiny import IDENTITY, make_retriever
-from tellapart.models import load_retriever
-from tellapart.recipe import DataSettings
+from tellapart.data.settings import DataSettings
+from tellapart.retrievers.base import load_retriever
 from tellapart.retrievers.coder import Coder, CoderSettings
 from tellapart.retrievers.pooling import drop_regions
 

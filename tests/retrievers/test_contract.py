@@ -9,9 +9,9 @@ import torch
 from torch.nn import functional
 
 from support.tiny import IDENTITY, RETRIEVERS, WORDS, make_captioner, make_retriever
+from tellapart.captioners.base import load_captioner
 from tellapart.errors import RecipeError, RunError
-from tellapart.models import load_captioner, load_retriever
-from tellapart.retrievers.base import Raw, Retriever, take
+from tellapart.retrievers.base import Raw, Retriever, load_retriever, take
 from tellapart.retrievers.words import WordRetriever
 from tellapart.text import END, PAD, Vocabulary
 

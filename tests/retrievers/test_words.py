@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from support.tiny import IDENTITY
+from tellapart.data.settings import DataSettings
 from tellapart.errors import DataError
-from tellapart.recipe import DataSettings
 from tellapart.retrievers.ranking import Ranking, RankingSettings
 from tellapart.retrievers.words import read_word_vectors
 

@@ -15,13 +15,11 @@ import numpy as np
 import pytest
 import torch
 
-from tellapart.cli import recipes_folder
-from tellapart.data.prepare import prepare
 from tellapart.errors import RecipeError, RunError
 from tellapart.evaluation.evaluate_retrieval import compare_retrieval, evaluate_retrieval
 from tellapart.files import read_json
 from tellapart.objectives.prototypes import Clusters, Prototypes
-from tellapart.recipe import BUDGETS, Recipe
+from tellapart.recipe import BUDGETS, Recipe, recipes_folder
 from tellapart.studies.base import TABLE, Model, find_study
 from tellapart.studies.page import quoted_rows
 from tellapart.studies.plan import training_seconds
@@ -148,7 +146,7 @@ def test_figures_are_means_over_seeds_and_differences_are_paired_over_images(tab
         assert difference.difference == pytest.approx((row.mean(figure) or 0) - (control.mean(figure) or 0))
         assert difference.low <= difference.difference <= difference.high
     # With one seed it is what `evaluate-retrieval --against` says.
-    prepared = prepare(row.seeds[0].run.recipe.data)
+    prepared = row.seeds[0].run.data
     one, other = (evaluate_retrieval(of.seeds[0].run) for of in (row, control))
     alone = compare_retrieval(one, other, prepared)
     assert alone["R@sum"].difference == pytest.approx(one.figures["R@sum"] - other.figures["R@sum"])

@@ -9,8 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tellapart.cli import recipes_folder
-from tellapart.recipe import Recipe
+from tellapart.recipe import Recipe, recipes_folder
 from tellapart.studies import rates
 from tellapart.studies.rates import MOST, search_rate
 

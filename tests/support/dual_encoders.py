@@ -10,10 +10,11 @@ import torch
 
 from support.huggingface import CORPUS, tokenizers, transformers
 from support.tiny import IDENTITY
-from tellapart.encoders.images import EncoderIdentity, open_encoder
-from tellapart.recipe import DataSettings
+from tellapart.data.settings import DataSettings
+from tellapart.encoders import open_encoder
+from tellapart.encoders.base import EncoderIdentity
+from tellapart.huggingface.dual_encoders import DualEncoder
 from tellapart.registry import find
-from tellapart.retrievers.huggingface import DualEncoder
 
 SIZE, PATCH, WIDTH, POSITIONS = 16, 8, 12, 16
 LAYERS = {"intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from support.tiny import WORDS
-from tellapart.captioners.huggingface import HuggingFaceCaptioner, HuggingFaceSettings
-from tellapart.captioners.huggingface_tokens import HuggingFaceTokens
-from tellapart.encoders.huggingface import CaptionerTower
-from tellapart.encoders.images import open_encoder
-from tellapart.recipe import DataSettings
+from tellapart.data.settings import DataSettings
+from tellapart.encoders import open_encoder
+from tellapart.huggingface.captioners import HuggingFaceCaptioner, HuggingFaceSettings
+from tellapart.huggingface.tokens import HuggingFaceTokens
+from tellapart.huggingface.towers import CaptionerTower
 from tellapart.registry import find
 
 # Test modules that import this one are skipped without them.

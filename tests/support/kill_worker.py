@@ -19,8 +19,8 @@ import torch
 
 from support.shapes_worker import train
 from support.stand_ins import make
+from tellapart.captioners.base import load_captioner
 from tellapart.engine.checkpoint import checkpoint_path, has_checkpoint, load_trainer_state
-from tellapart.models import load_captioner
 
 
 def live(run: Path, saves: int, slow: bool) -> None:

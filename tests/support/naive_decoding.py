@@ -10,7 +10,7 @@ import torch
 
 from tellapart.captioners.base import Captioner
 from tellapart.decoding.base import Decodable
-from tellapart.recipe import DecodingSettings
+from tellapart.decoding.settings import DecodingSettings
 from tellapart.text import END, PAD, START, UNKNOWN
 
 Words = tuple[int, ...]

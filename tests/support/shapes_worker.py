@@ -23,8 +23,8 @@ from support.tiny import make_data
 from tellapart.data.batches import BatchSource
 from tellapart.engine import loop
 from tellapart.engine.processes import open_fabric
+from tellapart.engine.settings import TrainingSettings
 from tellapart.objectives.base import Objective
-from tellapart.recipe import TrainingSettings
 
 STEPS, STOP = 7, 5
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 from support.tiny import IDENTITY, WORDS, make_captioner
 from tellapart.captioners.base import Captioner
 from tellapart.data.batches import Batch, Kind
-from tellapart.objectives.base import Epoch, Frozen, Objective, Progress, Total, pair_log_prob
+from tellapart.objectives.base import Epoch, Frozen, Objective, Progress, Roles, Total, pair_log_prob
 from tellapart.objectives.composed import Composed, ComposedSettings
 from tellapart.objectives.contrastive import Contrastive, ContrastiveSettings
 from tellapart.text import PAD, SPECIALS, START
@@ -30,7 +30,7 @@ class StandIn(Objective):
     Settings = NoSettings
 
     def __init__(self, target: Captioner) -> None:
-        super().__init__(NoSettings(), target)
+        super().__init__(NoSettings(), Roles(target))
 
     def embed(self, target: nn.Module, batch: Batch) -> torch.Tensor:
         regions = target.encode(batch.features[IDENTITY.name]).regions  # type: ignore[operator]
@@ -149,7 +149,7 @@ class StraightThrough(StandIn):
     def __init__(self, target: Captioner) -> None:
         super().__init__(target)
         torch.manual_seed(8)
-        self.scorer = Frozen(nn.Bilinear(VOCABULARY, IDENTITY.width, 1))
+        self.frozen = Frozen({"scorer": nn.Bilinear(VOCABULARY, IDENTITY.width, 1)})
 
     def forward(self, batch: Batch, progress: Progress, phase: str = "train") -> dict[str, Total]:
         images = torch.arange(len(batch.ids))
@@ -164,7 +164,7 @@ class StraightThrough(StandIn):
             soft = (log_probs + gumbel).softmax(dim=1)
             token = soft.argmax(dim=1)
             word = functional.one_hot(token, VOCABULARY).float() + soft - soft.detach()
-            reward = reward + self.scorer.model(word, pooled).squeeze(1)
+            reward = reward + self.frozen["scorer"](word, pooled).squeeze(1)
         return {"loss": Total(-reward.sum(), len(images))}
 
 
@@ -178,12 +178,12 @@ class PerToken(StandIn):
 
 
 def _contrastive(target: Captioner) -> Objective:
-    return Contrastive(ContrastiveSettings(negatives=2), target, make_captioner(seed=2))
+    return Contrastive(ContrastiveSettings(negatives=2), Roles(target, reference=make_captioner(seed=2)))
 
 
 def _composed(target: Captioner) -> Objective:
     parts = {"likelihood": {"weight": 0.5}, "contrastive": {"negatives": 2}}
-    return Composed(ComposedSettings(parts=parts), target, make_captioner(seed=2))
+    return Composed(ComposedSettings(parts=parts), Roles(target, reference=make_captioner(seed=2)))
 
 
 SHAPES: dict[str, Callable[[Captioner], Objective]] = {

@@ -11,7 +11,7 @@ import torch
 from tellapart import registry
 from tellapart.data.features import FeatureStore
 from tellapart.data.records import Dataset, Record
-from tellapart.encoders.images import EncoderIdentity
+from tellapart.encoders.base import EncoderIdentity
 from tellapart.retrievers.concepts import Concept
 from tellapart.text import Vocabulary
 

@@ -5,20 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import nn
 from torch.nn import functional
 
 from tellapart.captioners.base import Captioner, Traces, WordLogits, at_tokens, group_by_image, words_before
 from tellapart.captioners.packing import Packing
-from tellapart.encoders.images import EncoderIdentity
+from tellapart.encoders.base import EncoderIdentity
+from tellapart.settings import Section
 from tellapart.text import PAD, Vocabulary
 
 
-class AdaptiveAttentionSettings(BaseModel):
+class AdaptiveAttentionSettings(Section):
     """Sizes and regularisation of `AdaptiveAttention`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     hidden: int = Field(512, ge=1, description="width of the LSTM, the regions and the sentinel")
     embedding: int = Field(256, ge=1, description="width of the word embedding and of v_g")

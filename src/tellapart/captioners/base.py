@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tellapart.models import Model, load_captioner
+from tellapart.models import Model, load_model
 from tellapart.text import PAD, START, Vocabulary
 
 
@@ -166,3 +166,14 @@ def group_by_image(image_of_item: torch.Tensor, images: int) -> tuple[torch.Tens
     place[order] = torch.arange(len(order), device=order.device) - starts[image_of_item[order]]
     width = int(counts.max()) if len(order) else 0
     return image_of_item * width + place, width
+
+
+def load_captioner(folder: str | Path, overrides: dict[str, Any] | None = None) -> Captioner:
+    """A captioner from a model folder, a checkpoint or a run folder, in eval mode.
+
+    Args:
+        folder: where it is.
+        overrides: settings that differ from the saved ones and change no weight's shape, such as `dropout`.
+    """
+    captioner: Captioner = load_model(folder, "captioner", overrides)
+    return captioner

@@ -5,20 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
 from tellapart.captioners.base import Captioner, Traces, WordLogits, at_tokens, words_before
 from tellapart.captioners.packing import Packing
-from tellapart.encoders.images import EncoderIdentity
+from tellapart.encoders.base import EncoderIdentity
+from tellapart.settings import Section
 from tellapart.text import PAD, Vocabulary
 
 
-class NeuralTalkSettings(BaseModel):
+class NeuralTalkSettings(Section):
     """Settings of `NeuralTalk`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     hidden: int = Field(512, ge=1, description="width of the LSTM")
     embedding: int = Field(512, ge=1, description="width of the word and image embeddings")

@@ -8,21 +8,20 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 from torch import nn
 from torch.nn import functional
 
 from tellapart.captioners.base import Captioner, Traces, WordLogits, group_by_image, words_before
-from tellapart.encoders.images import EncoderIdentity
+from tellapart.encoders.base import EncoderIdentity
+from tellapart.settings import Section
 from tellapart.text import PAD, Vocabulary
 
 KeysAndValues = tuple[torch.Tensor, torch.Tensor]  # each [batch, heads, items, width / heads]
 
 
-class TransformerSettings(BaseModel):
+class TransformerSettings(Section):
     """Settings of `Transformer`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     width: int = Field(512, ge=1, description="of all states")
     layers: int = Field(6, ge=1, description="of the encoder, and of the decoder")

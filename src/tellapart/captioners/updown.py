@@ -5,20 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import nn
 from torch.nn import functional
 
 from tellapart.captioners.base import Captioner, Traces, WordLogits, at_tokens, group_by_image, words_before
 from tellapart.captioners.packing import Packing
-from tellapart.encoders.images import EncoderIdentity
+from tellapart.encoders.base import EncoderIdentity
+from tellapart.settings import Section
 from tellapart.text import PAD, Vocabulary
 
 
-class UpDownSettings(BaseModel):
+class UpDownSettings(Section):
     """Settings of `UpDown`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     hidden: int = Field(512, ge=1, description="width of both LSTMs and of the regions (the paper: 1000)")
     embedding: int = Field(512, ge=1, description="width of the word embedding (the paper: 1000)")

@@ -20,8 +20,8 @@ from tellapart.data.features import FeatureStore
 from tellapart.data.negatives import CaptionPool, HardNegatives, of_alike_images, of_likely_captions
 from tellapart.data.neighbours import nearest_images
 from tellapart.data.records import Dataset, Record
+from tellapart.data.settings import NegativeSettings
 from tellapart.errors import DataError
-from tellapart.recipe import NegativeSettings
 
 T = TypeVar("T")
 
@@ -149,6 +149,7 @@ class BatchSource:
         parts: so many successive parts make a step's batch, for accumulation.
         likely_captions: `[images, candidates]`, captions of other images that a retriever takes for each image's: what
             hard negatives are drawn from; by default they are captions of images that look alike.
+        more_stores: the same images' features by other encoders, for frozen models that read them.
     """
 
     def __init__(
@@ -166,10 +167,12 @@ class BatchSource:
         world: int = 1,
         parts: int = 1,
         likely_captions: np.ndarray | None = None,
+        more_stores: Sequence[FeatureStore] = (),
     ) -> None:
         self.records: list[Record] = [r for r in dataset.split(split) if r.captions]
         self.rows = [dataset.row(record.id) for record in self.records]
         self.store = store
+        self.stores = [store, *more_stores]
         self.images_per_batch = images_per_batch
         self.captions_per_image = captions_per_image
         self.negatives = negatives
@@ -264,12 +267,17 @@ class BatchSource:
         """The captions at these places, each against its image."""
         return Batch(
             ids=[self.records[image].id for image in images],
-            features={self.store.encoder.name: torch.from_numpy(self.store.grid([self.rows[i] for i in images]))},
+            features=self._features(images),
             captions=[self.pool.captions[place] for place in places.tolist()],
             pairs=Pairs(image_row, torch.arange(len(places)), torch.full((len(places),), int(kind))),
             source=self,
             places=places,
         )
+
+    def _features(self, images: np.ndarray) -> dict[str, torch.Tensor]:
+        """Encoder name -> grids of these images, of every encoder that some model reads."""
+        rows = [self.rows[image] for image in images]
+        return {store.encoder.name: torch.from_numpy(store.grid(rows)) for store in self.stores}
 
     def _order(self, epoch: int) -> np.ndarray:
         rng = np.random.default_rng([self.seed, 0, epoch])
@@ -309,10 +317,9 @@ class BatchSource:
         image_row, positives, negatives = new_row[image_row[kept]], positives[kept], negatives[kept]
         caption_index = np.concatenate([positives, negatives.ravel()])
         kind = np.repeat([int(Kind.POSITIVE), int(Kind.NEGATIVE)], [positives.size, negatives.size])
-        grid = self.store.grid([self.rows[i] for i in chosen[mine]])
         return Batch(
             ids=[self.records[i].id for i in chosen[mine]],
-            features={self.store.encoder.name: torch.from_numpy(grid)},
+            features=self._features(chosen[mine]),
             captions=[self.pool.captions[i] for i in caption_index],
             pairs=Pairs(
                 torch.from_numpy(np.concatenate([image_row, np.repeat(image_row, self.negatives)])),

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from tellapart.data.neighbours import nearest_images
+from tellapart.data.settings import NegativeSettings
 from tellapart.errors import DataError
-from tellapart.recipe import NegativeSettings
 
 
 class CaptionPool:

@@ -9,10 +9,10 @@ from pathlib import Path
 from tellapart.data.features import WHOLE, FeatureStore, Part, write_store
 from tellapart.data.readers import read_dataset
 from tellapart.data.records import Dataset
-from tellapart.encoders.images import accelerator, open_encoder
-from tellapart.recipe import DataSettings
-
-OnProgress = Callable[[str, int, int], None]
+from tellapart.data.settings import DataSettings
+from tellapart.encoders import open_encoder
+from tellapart.encoders.base import ImageEncoder, accelerator
+from tellapart.progress import OnProgress
 
 
 @dataclass(frozen=True)
@@ -24,27 +24,31 @@ class Prepared:
     folder: Path
 
 
-def prepare(settings: DataSettings, on_progress: OnProgress | None = None) -> Prepared:
+def prepare(
+    settings: DataSettings, on_progress: OnProgress | None = None, encoder: ImageEncoder | None = None
+) -> Prepared:
     """Read (or render) the data, encode its images, or find what an earlier call has made.
 
     Args:
         settings: the recipe's `data` section.
         on_progress: called with what is being done, how many are done, and of how many.
+        encoder: gives the features; by default `settings.encoder`.
     """
-
-    prepared = prepare_part(settings, WHOLE, on_progress)
+    prepared = prepare_part(settings, WHOLE, on_progress, encoder)
     assert prepared is not None, "the whole of a store leaves no part missing"
     return prepared
 
 
-def prepare_part(settings: DataSettings, part: Part, on_progress: OnProgress | None = None) -> Prepared | None:
+def prepare_part(
+    settings: DataSettings, part: Part, on_progress: OnProgress | None = None, encoder: ImageEncoder | None = None
+) -> Prepared | None:
     """As `prepare`, but encode only one part of the images; `None` while other processes' parts are missing."""
 
     def report(what: str) -> Callable[[int, int], None]:
         return lambda done, of: on_progress(what, done, of) if on_progress is not None else None
 
     dataset = open_dataset(settings, report("rendering scenes"))
-    encoder = open_encoder(settings.encoder, device=accelerator())
+    encoder = encoder or open_encoder(settings.encoder, device=accelerator())
     folder = Path(settings.prepared) / f"{dataset.name}-{dataset.digest[:8]}" / encoder.identity.folder
     store = write_store(
         folder,

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+from pydantic import BaseModel
 
 from tellapart.captioners.base import Traces
-from tellapart.encoders.images import EncoderIdentity
+from tellapart.decoding.settings import DecodingSettings
+from tellapart.encoders.base import EncoderIdentity, ImageEncoder
 from tellapart.errors import RecipeError
-from tellapart.recipe import DecodingSettings
 from tellapart.text import END, PAD, Vocabulary
 
 
@@ -31,8 +32,12 @@ class Caption:
 
 
 class Decodable(Protocol):
-    """The part of the captioner contract that decoding uses; a `Captioner` is one, an `Ensemble` of them too."""
+    """The part of the captioner contract that decoding and scoring use: of a `Captioner`, or an `Ensemble` of them."""
 
+    @property
+    def name(self) -> str: ...
+    @property
+    def settings(self) -> BaseModel: ...
     @property
     def vocabulary(self) -> Vocabulary: ...
     @property
@@ -45,7 +50,11 @@ class Decodable(Protocol):
     def select(self, state: Any, rows: torch.Tensor) -> Any: ...
     def tokenize(self, captions: Sequence[str]) -> torch.Tensor: ...
     def detokenize(self, tokens: torch.Tensor) -> list[str]: ...
-    def log_prob(self, memory: Any, tokens: torch.Tensor, image_of_row: torch.Tensor) -> torch.Tensor: ...
+    def log_prob(
+        self, memory: Any, tokens: torch.Tensor, image_of_row: torch.Tensor, per_token: bool = False
+    ) -> torch.Tensor: ...
+    def state_dict(self) -> dict[str, Any]: ...
+    def open_encoder(self, device: str | None = None) -> ImageEncoder: ...
     def traces(self, memory: Any, tokens: torch.Tensor, image_of_row: torch.Tensor) -> Traces: ...
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from tellapart.recipe import DecodingSettings
+from tellapart.decoding.settings import DecodingSettings
 from tellapart.text import END, UNKNOWN
 
 

@@ -1,4 +1,4 @@
-"""Several captioners that speak as one."""
+"""Several captioners as one: the mean of their probabilities."""
 
 from __future__ import annotations
 
@@ -7,15 +7,26 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from tellapart.captioners.base import Captioner, Traces
-from tellapart.encoders.images import EncoderIdentity
+from tellapart.encoders.base import EncoderIdentity, ImageEncoder
 from tellapart.errors import RecipeError
+from tellapart.settings import Section
 from tellapart.text import Vocabulary
 
 
-class Ensemble:
-    """The mean of captioners' probabilities, word by word; it decodes wherever a captioner does.
+class EnsembleSettings(Section):
+    """The members of an ensemble with their settings."""
+
+    members: tuple[dict[str, Any], ...]
+
+
+class Ensemble(nn.Module):
+    """The mean of captioners' probabilities, word by word.
+
+    It decodes, scores and ranks wherever a captioner does: as a model to caption with, as a frozen reference in a
+    training, and as a judge of captions.
 
     ::
 
@@ -32,7 +43,8 @@ class Ensemble:
     def __init__(self, captioners: Sequence[Captioner]) -> None:
         if not captioners:
             raise RecipeError("an ensemble needs at least one captioner; name a model")
-        self.captioners = list(captioners)
+        super().__init__()
+        self.captioners: Sequence[Captioner] = nn.ModuleList(captioners)  # type: ignore[assignment]
         first = captioners[0]
         for number, other in enumerate(captioners[1:], start=2):
             _check_vocabulary(first.vocabulary, other.vocabulary, number)
@@ -41,6 +53,14 @@ class Ensemble:
                     f"ensemble: captioner {number} reads features of {other.encoder.name}, the first reads "
                     f"{first.encoder.name} (or another version of it); take captioners trained on the same features"
                 )
+
+    kind = "captioner"
+    name = "ensemble"
+
+    @property
+    def settings(self) -> EnsembleSettings:
+        members = tuple({"name": one.name, **one.settings.model_dump(mode="json")} for one in self.captioners)
+        return EnsembleSettings(members=members)
 
     @property
     def vocabulary(self) -> Vocabulary:
@@ -53,6 +73,9 @@ class Ensemble:
     @property
     def device(self) -> torch.device:
         return self.captioners[0].device
+
+    def open_encoder(self, device: str | None = None) -> ImageEncoder:
+        return self.captioners[0].open_encoder(device)
 
     def tokenize(self, captions: Sequence[str]) -> torch.Tensor:
         return self.captioners[0].tokenize(captions)

@@ -9,8 +9,8 @@ import torch
 
 from tellapart.decoding.base import Caption, Decodable, Found, make_captions, most_words
 from tellapart.decoding.constraints import forbid
+from tellapart.decoding.settings import DecodingSettings
 from tellapart.errors import RecipeError
-from tellapart.recipe import DecodingSettings
 from tellapart.text import END, PAD, START
 
 

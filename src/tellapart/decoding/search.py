@@ -11,7 +11,7 @@ from tellapart.data.features import FeatureStore
 from tellapart.decoding.base import Caption, Decodable, Found, make_captions, most_words, normalised
 from tellapart.decoding.constraints import forbid
 from tellapart.decoding.sampling import sample
-from tellapart.recipe import DecodingSettings
+from tellapart.decoding.settings import DecodingSettings
 from tellapart.text import END, PAD, START
 
 __all__ = ["BLOCK", "Caption", "beam_search", "decode", "decode_rows", "decode_store", "n_best"]

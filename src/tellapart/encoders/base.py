@@ -167,11 +167,3 @@ def accelerator() -> str | None:
 def usable_cores() -> int:
     """The cores that this process may use: a batch system or a container often gives fewer than the machine has."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-
-
-def cache_folder() -> Path:
-    """Where exported networks are kept: `$TELLAPART_CACHE`, else the user's cache folder."""
-    chosen = os.environ.get("TELLAPART_CACHE")
-    if chosen:
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "tellapart"

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tellapart.encoders.base import EncoderIdentity, cache_folder
+from tellapart.encoders.base import EncoderIdentity
 from tellapart.errors import StoreError
-from tellapart.files import digest_of
+from tellapart.files import cache_folder, digest_of
 
 if TYPE_CHECKING:
     import onnxruntime

@@ -28,13 +28,13 @@ from tellapart.engine import checkpoint
 from tellapart.engine.interrupt import finishing_the_step
 from tellapart.engine.journal import Journal
 from tellapart.engine.processes import FabricProcesses, on_first, open_fabric
-from tellapart.engine.progress import ProgressLine
 from tellapart.engine.schedule import learning_rate, make_optimiser
+from tellapart.engine.settings import TrainingSettings
 from tellapart.errors import RecipeError, RunError
 from tellapart.files import write_json
 from tellapart.models import load_model
 from tellapart.objectives.base import Epoch, Objective, Progress, Total, frozen_models
-from tellapart.recipe import TrainingSettings
+from tellapart.progress import ProgressLine
 
 # What randomness is drawn for, beside the step's own.
 FOR_EPOCH, FOR_VALIDATION = 1, 2

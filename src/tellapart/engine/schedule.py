@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from tellapart.recipe import TrainingSettings
+from tellapart.engine.settings import TrainingSettings
 
 
 def make_optimiser(settings: TrainingSettings, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:

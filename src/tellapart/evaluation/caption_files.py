@@ -24,14 +24,14 @@ from numpy.typing import NDArray
 from tellapart.data.images import SUFFIXES
 from tellapart.data.prepare import open_dataset
 from tellapart.data.records import Dataset, Record
-from tellapart.engine.progress import ProgressLine
+from tellapart.data.settings import DataSettings
 from tellapart.errors import DataError
 from tellapart.files import read_json, read_jsonl, write_json, write_jsonl
 from tellapart.metrics import Interval, PairedDifference, evaluate, tokenize
 from tellapart.metrics.bootstrap import CorpusStatistic, confidence_intervals, mean_statistic, paired_bootstraps
 from tellapart.metrics.diversity import ORACLE, candidate_scores
 from tellapart.metrics.ngrams import ORDERS
-from tellapart.recipe import DataSettings
+from tellapart.progress import ProgressLine
 
 SAMPLES = 10_000
 SEED = 0

@@ -8,9 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tellapart.data.prepare import Prepared, prepare
+from tellapart.data.prepare import Prepared
 from tellapart.data.records import Record
-from tellapart.engine.run import Run
 from tellapart.errors import RunError
 from tellapart.evaluation.evaluate import (
     Evaluation,
@@ -22,6 +21,7 @@ from tellapart.evaluation.evaluate import (
 )
 from tellapart.files import digest_of, read_json, write_json
 from tellapart.metrics import PairedDifference, paired_bootstrap
+from tellapart.run import Run
 
 
 @dataclass(frozen=True)
@@ -106,9 +106,9 @@ def compare(
         raise RunError(f"a comparison needs at least two runs, the control '{control}' among them: {', '.join(runs)}")
     first = next(iter(runs.values()))
     judge, judge_label = (first, next(iter(runs))) if under is None else (under, under.recipe.name)
-    prepared = prepare(first.recipe.data)
+    prepared = first.data
     for label, run in {**runs, judge_label: judge}.items():
-        if prepare(run.recipe.data).dataset.digest != prepared.dataset.digest:
+        if run.data.dataset.digest != prepared.dataset.digest:
             raise RunError(f"{label} ({run.folder}) has other data than {first.folder}; compare runs on the same data")
     records = prepared.dataset.split(split)
     rows = []
@@ -135,7 +135,7 @@ def ranks_under(judge: Run, run: Run, prepared: Prepared, evaluation: Evaluation
         if judge.recipe.trains == "retriever":
             ranks = rank_captions_by_similarity(judge, records, said, label).ranks
         else:
-            ranks = rank_captions(judge, prepare(judge.recipe.data), records, said, label).ranks
+            ranks = rank_captions(judge, judge.data, records, said, label).ranks
         write_json(path, {"judge": judge.recipe.name, "ranks": ranks.tolist()})
     return np.array(read_json(path, "file of ranks")["ranks"])
 

@@ -11,16 +11,16 @@ from typing import Any
 
 import numpy as np
 
-from tellapart.data.prepare import Prepared, prepare
+from tellapart.data.prepare import Prepared
 from tellapart.data.records import Record
 from tellapart.decoding.search import Caption, decode_rows
-from tellapart.engine.progress import ProgressLine
-from tellapart.engine.run import Run
 from tellapart.evaluation.retrieval import RankedCaptions, rank_captions_under
 from tellapart.evaluation.self_retrieval import KS, SHOWN, SelfRetrieval, self_retrieval
 from tellapart.files import digest_of, read_json, read_jsonl, write_json, write_jsonl
 from tellapart.metrics import evaluate, summarize_ranks
 from tellapart.models import add_measured, model_digest
+from tellapart.progress import ProgressLine
+from tellapart.run import Run
 
 # Counts changes of what is measured or how: figures of another count are measured again.
 MEASURED_BY = 2
@@ -58,7 +58,7 @@ def evaluate_run(run: Run, split: str = "test", retrieval_images: int | None = N
         split: the images to caption.
         retrieval_images: take only the first so many images into the self-retrieval study (its cost is quadratic).
     """
-    prepared = prepare(run.recipe.data)
+    prepared = run.data
     records = prepared.dataset.split(split)
     made_from = digest_of(
         {
@@ -122,7 +122,7 @@ def caption_rows(ids: list[str], captions: list[Caption]) -> list[dict[str, Any]
 
 def caption_records(run: Run, prepared: Prepared, records: list[Record]) -> list[Caption]:
     """Captions of these records by the run's model and its recipe's decoding."""
-    captioner = run.captioner()
+    captioner = run.captioner
     prepared.store.check(prepared.dataset, captioner.encoder)
     line = ProgressLine(f"captioning {run.recipe.name}", " images")
     rows = [prepared.dataset.row(record.id) for record in records]
@@ -137,10 +137,10 @@ def judge_digest(judge: Run) -> str:
 
 def rank_captions_by_similarity(judge: Run, records: list[Record], captions: list[str], label: str) -> RankedCaptions:
     """Rank these images for each caption under a retriever, by the features it reads."""
-    prepared = prepare(judge.recipe.data)
+    prepared = judge.data
     rows = [prepared.dataset.row(record.id) for record in records]
     line = ProgressLine(label, " images")
-    return rank_captions_under(judge.retriever(), prepared, rows, captions, line.update)
+    return rank_captions_under(judge.retriever, prepared, rows, captions, line.update)
 
 
 def rank_captions(
@@ -149,4 +149,4 @@ def rank_captions(
     """Rank these images for each caption under the run's model, whoever wrote the captions; show the first few."""
     rows = [prepared.dataset.row(record.id) for record in records]
     line = ProgressLine(label, " pairs")
-    return self_retrieval(run.captioner(), prepared.store, rows, captions, shown, line.update)
+    return self_retrieval(run.captioner, prepared.store, rows, captions, shown, line.update)

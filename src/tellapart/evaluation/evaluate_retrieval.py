@@ -15,9 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tellapart.data.prepare import Prepared, prepare
-from tellapart.engine.progress import ProgressLine
-from tellapart.engine.run import Run
+from tellapart.data.prepare import Prepared
 from tellapart.errors import RunError
 from tellapart.evaluation.retrieval import RankedSplit, first_captions, first_images, rank_split, shown_queries
 from tellapart.files import digest_of, read_json, read_jsonl, write_json, write_jsonl
@@ -25,6 +23,8 @@ from tellapart.metrics import PairedDifference, RetrievalRanks, summarize_retrie
 from tellapart.metrics.bootstrap import CorpusStatistic, paired_bootstraps
 from tellapart.metrics.ranks import KS
 from tellapart.models import add_measured, model_digest
+from tellapart.progress import ProgressLine
+from tellapart.run import Run
 
 # Counts changes of what is measured or how: figures of another count are measured again.
 MEASURED_BY = 1
@@ -80,8 +80,8 @@ def evaluate_retrieval(
         (0.21, 2.93)
     """
     folder = run.folder if out is None else Path(out)
-    retriever = run.retriever()
-    prepared = prepare(run.recipe.data)
+    retriever = run.retriever
+    prepared = run.data
     made_from = digest_of(
         {
             "model": model_digest(run.folder),

@@ -8,10 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tellapart.data.features import WHOLE, Part
-from tellapart.data.prepare import prepare
 from tellapart.data.records import Record
-from tellapart.engine.progress import ProgressLine
-from tellapart.engine.run import Run
 from tellapart.errors import DataError, RunError
 from tellapart.evaluation.caption_files import match_ids, read_captions
 from tellapart.evaluation.evaluate import caption_records, caption_rows, judge_digest, rank_captions_by_similarity
@@ -19,6 +16,8 @@ from tellapart.evaluation.self_retrieval import self_retrieval_part
 from tellapart.files import digest_of, read_json, read_jsonl, write_json, write_jsonl
 from tellapart.metrics import RankSummary
 from tellapart.models import model_digest
+from tellapart.progress import ProgressLine
+from tellapart.run import Run
 
 
 @dataclass(frozen=True)
@@ -65,8 +64,8 @@ def rank_run(
         (0.58, 0.001)
     """
     judge = under or run
-    prepared = prepare(judge.recipe.data)
-    if prepare(run.recipe.data).dataset.digest != prepared.dataset.digest:
+    prepared = judge.data
+    if run.data.dataset.digest != prepared.dataset.digest:
         raise RunError(f"{judge.folder} has other data than {run.folder}; rank under a run on the same data")
     records = prepared.dataset.split(split)[:images]
     if captions is None and run.recipe.trains == "retriever":
@@ -93,7 +92,7 @@ def rank_run(
         figures = _recalls(by_similarity.summary())
         scores = {"similarity": by_similarity.similarities.tolist(), "rank": by_similarity.ranks.tolist()}
     else:
-        captioner = judge.captioner()
+        captioner = judge.captioner
         prepared.store.check(prepared.dataset, captioner.encoder)
         line = ProgressLine(label, " pairs")
         rows = [prepared.dataset.row(record.id) for record in records]
@@ -121,7 +120,7 @@ def _found(folder: Path, made_from: str) -> RankedRun | None:
 
 def _said(run: Run, records: list[Record], folder: Path) -> list[str]:
     """Captions by the run's own model and decoding; kept, so that other parts and later calls find them."""
-    prepared = prepare(run.recipe.data)
+    prepared = run.data
     ids = [record.id for record in records]
     made_from = [model_digest(run.folder), prepared.dataset.digest, run.recipe.decoding.model_dump(), ids]
     path = folder / f"captions-{digest_of(made_from)[:16]}.jsonl"

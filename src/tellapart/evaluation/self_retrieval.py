@@ -26,9 +26,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tellapart.captioners.base import Captioner
 from tellapart.data.features import WHOLE, FeatureStore, Part
 from tellapart.data.neighbours import nearest_images
+from tellapart.decoding.base import Decodable
 from tellapart.errors import DataError
 from tellapart.evaluation.prefix_tree import PrefixTree
 from tellapart.evaluation.tree_scores import Reached, TreeScorer, pair_scores
@@ -88,7 +88,7 @@ class SelfRetrieval:
 
 
 def self_retrieval(
-    captioner: Captioner,
+    captioner: Decodable,
     store: FeatureStore,
     rows: Sequence[int],
     captions: Sequence[str],
@@ -116,7 +116,7 @@ def self_retrieval(
 
 
 def self_retrieval_part(
-    captioner: Captioner,
+    captioner: Decodable,
     store: FeatureStore,
     rows: Sequence[int],
     captions: Sequence[str],
@@ -159,7 +159,7 @@ class _Study:
     """All captions against all images. Captions are known by their place among the different ones, in token order."""
 
     def __init__(
-        self, captioner: Captioner, store: FeatureStore, rows: Sequence[int], captions: Sequence[str], shown: int
+        self, captioner: Decodable, store: FeatureStore, rows: Sequence[int], captions: Sequence[str], shown: int
     ) -> None:
         if len(rows) != len(captions) or not len(rows):
             raise DataError(f"{len(captions)} captions for {len(rows)} images; every image needs one, and one at least")

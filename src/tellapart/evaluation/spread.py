@@ -12,12 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tellapart.data.prepare import prepare
-from tellapart.engine.run import Run
 from tellapart.evaluation.retrieval import Gallery, PairScores
 from tellapart.files import digest_of, read_json, write_json
 from tellapart.metrics.ranks import Similarity
 from tellapart.models import model_digest
+from tellapart.run import Run
 
 
 @dataclass(frozen=True)
@@ -97,7 +96,7 @@ def measure_spread(run: Run, split: str = "test") -> NegativeSpread:
         >>> measure_spread(open_run("runs/flickr8k-coder-1a2b3c4d")).figures()   # doctest: +SKIP
         {'image_to_text_negative_SD': 0.14, 'text_to_image_negative_SD': 0.13}
     """
-    retriever, prepared = run.retriever(), prepare(run.recipe.data)
+    retriever, prepared = run.retriever, run.data
     settings = retriever.settings.model_dump(mode="json")
     made_from = digest_of([model_digest(run.folder), settings, prepared.dataset.digest, split])
     path = run.folder / ("spread.json" if split == "test" else f"spread-{split}.json")

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tellapart.captioners.base import Captioner
 from tellapart.data.features import FeatureStore
+from tellapart.decoding.base import Decodable
 from tellapart.errors import DataError
 from tellapart.evaluation.prefix_tree import NOBODY, PrefixTree
 from tellapart.text import END
@@ -83,7 +83,7 @@ class TreeScorer:
         >>> reached = scorer.scores(torch.from_numpy(store.grid([0, 1, 2])))    # doctest: +SKIP
     """
 
-    def __init__(self, captioner: Captioner, tree: PrefixTree, floors: NDArray[np.float64]) -> None:
+    def __init__(self, captioner: Decodable, tree: PrefixTree, floors: NDArray[np.float64]) -> None:
         self.captioner = captioner
         self.floor = torch.from_numpy(tree.lowest(floors))
         self.floor_of_caption = torch.from_numpy(floors)
@@ -154,7 +154,7 @@ class TreeScorer:
 
 @torch.no_grad()
 def pair_scores(
-    captioner: Captioner,
+    captioner: Decodable,
     store: FeatureStore,
     rows: NDArray[np.int64],
     tokens: torch.Tensor,
@@ -183,7 +183,7 @@ def pair_scores(
     return np.concatenate(scores)
 
 
-def rows_at_once(captioner: Captioner) -> int:
+def rows_at_once(captioner: Decodable) -> int:
     """So many rows of log probabilities may be held."""
     return max(1, LOG_PROBS // len(captioner.vocabulary))
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from torch import nn
 from torch.nn import functional
 
 from tellapart.captioners.base import Captioner
 from tellapart.data.batches import Batch, Kind
 from tellapart.decoding.sampling import draw
-from tellapart.objectives.base import Needs, Objective, Progress, Total
-from tellapart.recipe import DecodingSettings
+from tellapart.decoding.settings import DecodingSettings
+from tellapart.objectives.base import Needs, Objective, Progress, Roles, Total
+from tellapart.settings import Section
 from tellapart.text import END, PAD, START
 
 AS_THEY_COME = DecodingSettings()  # words are drawn from p itself
@@ -170,10 +171,8 @@ class Evaluator(nn.Module):
         return scores
 
 
-class AdversarialSettings(BaseModel):
+class AdversarialSettings(Section):
     """Settings of `Adversarial`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     noise: int = Field(100, ge=1, description="width of the generator's noise z ~ U(-1, 1)")
     width: int = Field(512, ge=1, description="of the evaluator's embeddings")
@@ -209,7 +208,7 @@ class Adversarial(Objective):
 
     Args:
         settings: see `AdversarialSettings`.
-        target: the generator.
+        roles: the generator.
 
     Example:
         >>> objective = Adversarial(AdversarialSettings(evaluator_warmup_steps=50), target)   # doctest: +SKIP
@@ -220,8 +219,9 @@ class Adversarial(Objective):
     Settings = AdversarialSettings
     settings: AdversarialSettings
 
-    def __init__(self, settings: AdversarialSettings, target: Captioner, reference: Captioner | None = None) -> None:
-        super().__init__(settings, target, reference)
+    def __init__(self, settings: AdversarialSettings, roles: Roles) -> None:
+        super().__init__(settings, roles)
+        target = self.target
         self.evaluator = Evaluator(len(target.vocabulary), target.encoder.width, settings.width)
         self.noise = nn.Linear(settings.noise, target.encoder.width, bias=False)
         nn.init.zeros_(self.noise.weight)

@@ -1,8 +1,8 @@
 """The objective contract: what a training step minimises.
 
-An objective is a module that holds what is trained and, in a `Frozen` holder, what is not. Its `forward` gives named
-(sum, count) totals; the loop divides after reducing over processes, so that two processes on half batches equal one
-on the whole. The totals named in `losses` are minimised, the others are logged.
+An objective is a module that holds what is trained and, outside its modules, frozen models by role. Its `forward`
+gives named (sum, count) totals; the loop divides after reducing over processes, so that two processes on half batches
+equal one on the whole. The totals named in `losses` are minimised, the others are logged.
 
 What outlives a step (banks, pointers, momentum encoders, cluster centres) is a registered module or persistent
 buffer: it is saved with the checkpoint and resumes bit for bit.
@@ -11,9 +11,9 @@ buffer: it is saved with the checkpoint and resumes bit for bit.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import ClassVar, Generic, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import torch
 from pydantic import BaseModel
@@ -21,10 +21,9 @@ from torch import nn
 
 from tellapart.captioners.base import Captioner
 from tellapart.data.batches import Batch, Kind
+from tellapart.errors import RecipeError
 from tellapart.models import Model
 from tellapart.retrievers.base import Retriever
-
-Kept = TypeVar("Kept", bound=nn.Module)
 
 
 @dataclass(frozen=True)
@@ -37,9 +36,14 @@ class Total:
 
 @dataclass(frozen=True)
 class Needs:
-    """What an objective asks of the recipe and of the batches."""
+    """What an objective asks of the recipe and of the batches.
 
-    reference: bool = False
+    Attributes:
+        roles: the frozen models it uses: role -> kind of model, such as `{"reference": "captioner"}`.
+        negatives: captions of other images that are drawn for each true pair.
+    """
+
+    roles: Mapping[str, str] = field(default_factory=dict)
     negatives: int = 0
 
 
@@ -89,19 +93,45 @@ class Processes:
         return tensor if gradient else tensor.detach()
 
 
-class Frozen(Generic[Kept]):
-    """Holds a model that is never trained: eval mode, no gradient, and no part of the objective's own modules.
+class Roles:
+    """The models that an objective is given: the target, which is trained, and frozen ones by their role.
 
-    It is not an `nn.Module`, so that its weights are in no optimiser, no checkpoint and no gradient exchange.
+    Args:
+        target: the captioner or retriever that is trained.
+        frozen: role -> model, for each role in the objective's `Needs.roles`.
+
+    Example:
+        >>> roles = Roles(target, reference=mle)                    # doctest: +SKIP
+        >>> objective = Contrastive(ContrastiveSettings(), roles)   # doctest: +SKIP
     """
 
-    def __init__(self, model: Kept) -> None:
-        self.model = model.eval().requires_grad_(False)
+    def __init__(self, target: Model, **frozen: nn.Module) -> None:
+        self.target = target
+        self.frozen = frozen
 
 
-def frozen_models(module: nn.Module) -> list[nn.Module]:
-    """The models in the `Frozen` holders of a module and its parts."""
-    return [value.model for part in module.modules() for value in vars(part).values() if isinstance(value, Frozen)]
+class Frozen(Mapping[str, Any]):
+    """Models that are never trained, by role: eval mode, no gradient, and no part of the objective's own modules.
+
+    It is not an `nn.Module`: its weights are in no optimiser, no checkpoint and no gradient exchange.
+    """
+
+    def __init__(self, models: Mapping[str, nn.Module]) -> None:
+        self._models = {role: model.eval().requires_grad_(False) for role, model in models.items()}
+
+    def __getitem__(self, role: str) -> Any:
+        return self._models[role]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._models)
+
+    def __len__(self) -> int:
+        return len(self._models)
+
+
+def frozen_models(objective: nn.Module) -> list[nn.Module]:
+    """The frozen models of an objective and its parts."""
+    return [model for part in objective.modules() if isinstance(part, Objective) for model in part.frozen.values()]
 
 
 class Objective(nn.Module, ABC):
@@ -109,10 +139,10 @@ class Objective(nn.Module, ABC):
 
     Args:
         settings: the objective's own settings (an instance of `Settings`).
-        target: the captioner that is trained.
-        reference: the frozen captioner it is compared with, where `needs.reference`.
+        roles: the target, and a frozen model for each role in `needs(settings).roles`.
 
     Attributes:
+        frozen: the frozen models by role.
         trains: the kind of its target, `captioner` or `retriever`: the recipe's section that it goes with.
         processes: who trains together; `gather` what a loss or a bank must see of the whole batch.
     """
@@ -122,12 +152,17 @@ class Objective(nn.Module, ABC):
     Settings: ClassVar[type[BaseModel]]
     target: Captioner
 
-    def __init__(self, settings: BaseModel, target: Model, reference: Captioner | None = None) -> None:
+    def __init__(self, settings: BaseModel, roles: Roles) -> None:
         super().__init__()
-        assert target.kind == self.trains, f"{self.name} trains a {self.trains}, not a {target.kind}"
+        assert roles.target.kind == self.trains, f"{self.name} trains a {self.trains}, not a {roles.target.kind}"
+        missing = [role for role in self.needs(settings).roles if role not in roles.frozen]
+        if missing:
+            raise RecipeError(
+                f"the {self.name} objective needs a {missing[0]}; set roles.{missing[0]}.from to a run or a recipe"
+            )
         self.settings = settings
-        self.target = target  # type: ignore[assignment]  # the assertion has looked
-        self.reference = None if reference is None else Frozen(reference)
+        self.target = roles.target  # type: ignore[assignment]  # the assertion has looked
+        self.frozen = Frozen(roles.frozen)
         self.processes = Processes()
 
     @classmethod
@@ -162,13 +197,7 @@ class Objective(nn.Module, ABC):
 
 
 class RetrievalObjective(Objective):
-    """Base of objectives that train a retriever.
-
-    Args:
-        settings: the objective's own settings (an instance of `Settings`).
-        target: the retriever that is trained.
-        reference: none; what is given to every objective.
-    """
+    """Base of objectives that train a retriever; see `Objective` for the arguments."""
 
     trains = Retriever.kind
     target: Retriever  # type: ignore[assignment]  # in all else it is an objective like any other

@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from tellapart.data.batches import Batch, Kind
 from tellapart.errors import RecipeError
-from tellapart.objectives.base import Epoch, Progress, RetrievalObjective, Total
+from tellapart.objectives.base import Epoch, Progress, RetrievalObjective, Roles, Total
 from tellapart.objectives.diversity_contrast import (
     Anchors,
     both_directions,
@@ -27,13 +27,12 @@ from tellapart.objectives.diversity_contrast import (
 )
 from tellapart.objectives.memory import NO_IMAGE, MomentumBank, MomentumEncoder
 from tellapart.objectives.prototypes import Prototypes
-from tellapart.retrievers.base import Raw, Retriever, inner_products
+from tellapart.retrievers.base import Raw, inner_products
+from tellapart.settings import Section
 
 
-class CoderSettings(BaseModel):
+class CoderSettings(Section):
     """Settings of `Coder`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     loss: Literal["dcl", "triplet", "info-nce"] = Field("dcl", description="triplet with the hardest negative is BTR")
     diversity_of_batch: bool = Field(True, description="dcl: explicit diversity, from the batch; else eq. 4")
@@ -91,7 +90,7 @@ class Coder(RetrievalObjective):
 
     Args:
         settings: see `CoderSettings`.
-        target: the retriever that is trained.
+        roles: the retriever that is trained.
 
     Example:
         >>> objective = Coder(CoderSettings(bank=4096), retriever)   # doctest: +SKIP
@@ -101,8 +100,9 @@ class Coder(RetrievalObjective):
     Settings = CoderSettings
     settings: CoderSettings
 
-    def __init__(self, settings: CoderSettings, target: Retriever, reference: None = None) -> None:
-        super().__init__(settings, target, reference)
+    def __init__(self, settings: CoderSettings, roles: Roles) -> None:
+        super().__init__(settings, roles)
+        target = self.target
         widths = target.branch_widths()
         self._check(settings, widths)
         self.remembers = settings.bank > 0 or settings.prototypes > 0

@@ -5,20 +5,18 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator
 from torch import nn
 
 from tellapart import registry
-from tellapart.captioners.base import Captioner
 from tellapart.data.batches import Batch
 from tellapart.errors import RecipeError, did_you_mean
-from tellapart.objectives.base import Epoch, Needs, Objective, Processes, Progress, Total
+from tellapart.objectives.base import Epoch, Needs, Objective, Processes, Progress, Roles, Total
+from tellapart.settings import Section
 
 
-class ComposedSettings(BaseModel):
+class ComposedSettings(Section):
     """Settings of `Composed`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     parts: dict[str, dict[str, Any]] = Field(
         {"likelihood": {}},
@@ -64,26 +62,25 @@ class Composed(Objective):
 
     Args:
         settings: see `ComposedSettings`.
-        target: the captioner that is trained.
-        reference: the frozen captioner, given to the parts that need it.
+        roles: the captioner that is trained, and the frozen models that the parts need.
 
     Example:
         >>> chosen = ComposedSettings(parts={"likelihood": {}, "contrastive": {"weight": 0.5, "negatives": 3}})
         >>> Composed.needs(chosen)
-        Needs(reference=True, negatives=3)
+        Needs(roles={'reference': 'captioner'}, negatives=3)
     """
 
     name = "composed"
     Settings = ComposedSettings
     settings: ComposedSettings
 
-    def __init__(self, settings: ComposedSettings, target: Captioner, reference: Captioner | None = None) -> None:
-        super().__init__(settings, target, reference)
+    def __init__(self, settings: ComposedSettings, roles: Roles) -> None:
+        super().__init__(settings, roles)
         parts = {}
         for name, section in settings.parts.items():
             part, part_settings = _part(name, section)
-            needed = reference if part.needs(part_settings).reference else None
-            parts[name] = part(part_settings, target, needed)
+            own = {role: roles.frozen[role] for role in part.needs(part_settings).roles}
+            parts[name] = part(part_settings, Roles(roles.target, **own))
             if set(parts[name].phases()) != {"train"}:
                 raise RecipeError(
                     f"objective.parts.{name}: has phases of its own and cannot be composed; train it alone"
@@ -94,7 +91,8 @@ class Composed(Objective):
     def needs(cls, settings: BaseModel) -> Needs:
         assert isinstance(settings, ComposedSettings)
         needs = [part.needs(chosen) for part, chosen in (_part(*item) for item in settings.parts.items())]
-        return Needs(any(need.reference for need in needs), max(need.negatives for need in needs))
+        roles = {role: kind for need in needs for role, kind in need.roles.items()}
+        return Needs(roles, max(need.negatives for need in needs))
 
     def losses(self, phase: str = "train") -> dict[str, float]:
         return {

@@ -93,11 +93,11 @@ class Contrastive(AgainstReference):
 
     Args:
         settings: see `ContrastiveSettings`.
-        target: the captioner that is trained, usually from the reference's own weights.
-        reference: a frozen captioner trained by likelihood.
+        roles: the captioner that is trained, usually from the reference's weights, and `reference`, a frozen captioner
+            or ensemble trained by likelihood.
 
     Example:
-        >>> objective = Contrastive(ContrastiveSettings(negatives=5), target, reference)   # doctest: +SKIP
+        >>> objective = Contrastive(ContrastiveSettings(negatives=5), Roles(target, reference=mle))   # doctest: +SKIP
         >>> objective(batch, Progress(0, 100))["loss"]                                     # doctest: +SKIP
     """
 

@@ -53,8 +53,8 @@ class Difference(AgainstReference):
 
     Args:
         settings: see `DifferenceSettings`.
-        target: the captioner that is trained, usually from the reference's own weights.
-        reference: a frozen captioner trained by likelihood.
+        roles: the captioner that is trained, usually from the reference's weights, and `reference`, a frozen captioner
+            or ensemble trained by likelihood.
 
     Example:
         >>> objective = Difference(DifferenceSettings(), target, reference)   # doctest: +SKIP

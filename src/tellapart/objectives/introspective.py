@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch.nn import functional
 
 from tellapart.data.batches import Batch, Kind
 from tellapart.errors import RecipeError
 from tellapart.objectives.base import Objective, Progress, Total, pair_log_prob
+from tellapart.settings import Section
 
 
 def introspective_loss(
@@ -30,10 +31,8 @@ def introspective_loss(
     return weight * functional.relu(margin - positive + distractor) - positive
 
 
-class IntrospectiveSettings(BaseModel):
+class IntrospectiveSettings(Section):
     """Settings of `Introspective`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     weight: float = Field(1.0, ge=0, description="λ: of the margin, beside the likelihood")
     margin: float = Field(1.0, ge=0, description="M: ln p of a caption given its image over that given the distractor")
@@ -55,7 +54,7 @@ class Introspective(Objective):
 
     Args:
         settings: see `IntrospectiveSettings`.
-        target: the captioner that is trained.
+        roles: the captioner that is trained.
 
     Example:
         >>> Introspective(IntrospectiveSettings(margin=2.0), target)(batch, Progress(0, 100))   # doctest: +SKIP

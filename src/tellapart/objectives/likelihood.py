@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
-
 from tellapart.data.batches import Batch, Kind
 from tellapart.objectives.base import Objective, Progress, Total, pair_log_prob
+from tellapart.settings import Section
 
 
-class LikelihoodSettings(BaseModel):
+class LikelihoodSettings(Section):
     """Maximum likelihood has no settings."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
 
 class Likelihood(Objective):
@@ -25,7 +22,7 @@ class Likelihood(Objective):
 
     Args:
         settings: none.
-        target: the captioner that is trained.
+        roles: the captioner that is trained.
 
     Example:
         >>> Likelihood(LikelihoodSettings(), captioner)(batch, Progress(0, 100))["loss"]   # doctest: +SKIP

@@ -50,8 +50,8 @@ class Pairwise(AgainstReference):
 
     Args:
         settings: see `PairwiseSettings`.
-        target: the captioner that is trained, usually from the reference's own weights.
-        reference: a frozen captioner trained by likelihood.
+        roles: the captioner that is trained, usually from the reference's weights, and `reference`, a frozen captioner
+            or ensemble trained by likelihood.
 
     Example:
         >>> objective = Pairwise(PairwiseSettings(beta=0.5), target, reference)   # doctest: +SKIP

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch.nn import functional
 
 from tellapart.data.batches import Batch, Kind
 from tellapart.errors import RecipeError
-from tellapart.objectives.base import Progress, RetrievalObjective, Total
-from tellapart.retrievers.base import Raw, Retriever, inner_products
+from tellapart.objectives.base import Progress, RetrievalObjective, Roles, Total
+from tellapart.retrievers.base import Raw, inner_products
+from tellapart.settings import Section
 
 
 def choose_negatives(allowed: torch.Tensor, count: int, noise: torch.Tensor) -> torch.Tensor:
@@ -50,10 +51,8 @@ def ranking_hinge_loss(
     return (functional.relu(margin - positive[:, None] + scores) * chosen).sum(dim=1)
 
 
-class RankingHingeSettings(BaseModel):
+class RankingHingeSettings(Section):
     """Settings of `RankingHinge`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     margin: float = Field(0.2, ge=0)
     negatives: int = Field(30, ge=1, description="drawn anew for each pair and direction at each step, from the batch")
@@ -79,7 +78,7 @@ class RankingHinge(RetrievalObjective):
 
     Args:
         settings: see `RankingHingeSettings`.
-        target: the retriever that is trained.
+        roles: the retriever that is trained.
 
     Example:
         >>> objective = RankingHinge(RankingHingeSettings(), retriever)   # doctest: +SKIP
@@ -89,11 +88,11 @@ class RankingHinge(RetrievalObjective):
     Settings = RankingHingeSettings
     settings: RankingHingeSettings
 
-    def __init__(self, settings: RankingHingeSettings, target: Retriever, reference: None = None) -> None:
-        super().__init__(settings, target, reference)
+    def __init__(self, settings: RankingHingeSettings, roles: Roles) -> None:
+        super().__init__(settings, roles)
         if not self.target.has_index_vectors:
             raise RecipeError(
-                f"objective: {self.name} compares one vector per item, and the {target.name} retriever has none; "
+                f"objective: {self.name} compares one vector per item, and the {self.target.name} retriever has none; "
                 "take another objective or retriever"
             )
 

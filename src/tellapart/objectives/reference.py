@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
-from tellapart.captioners.base import Captioner
 from tellapart.data.batches import Batch, BatchSource, Kind
-from tellapart.errors import RecipeError
-from tellapart.objectives.base import Needs, Objective, Progress, Total, pair_log_prob
+from tellapart.decoding.base import Decodable
+from tellapart.objectives.base import Needs, Objective, Progress, Roles, Total, pair_log_prob
+from tellapart.settings import Section
 from tellapart.text import UNKNOWN, Vocabulary
 
 # Lower edges of the histogram's bins over G; what lies below them all is a bin of its own.
@@ -90,10 +90,8 @@ def comparable(one: Vocabulary, other: Vocabulary) -> Callable[[str], bool]:
     return lambda caption: known[caption] if caption in known else known.setdefault(caption, test(caption))
 
 
-class AgainstReferenceSettings(BaseModel):
+class AgainstReferenceSettings(Section):
     """What every comparison with a reference can be told."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     negatives: int = Field(5, ge=1, description="K: mismatched captions drawn for each true pair")
 
@@ -102,10 +100,10 @@ class AgainstReference(Objective):
     """Base of objectives that compare, pair by pair, ln p under the target with ln p under a frozen reference.
 
     An objective gives `loss`, from the scores of true pairs and of their K negatives. The positive pass is shared by
-    its negatives. The reference may be any captioner of the same features: the caption's string is what both score,
-    each with its own tokens and its own end token. A caption that they cannot both score (`comparable`) is left out:
-    a mismatched one from the mean over the K of its row, a true one with its whole row, as is a row that has no
-    mismatched one left.
+    its negatives. The reference may be any captioner or ensemble, also of other image features: both score the
+    caption's string, each with its own tokens and its own end token. A caption that they cannot both score
+    (`comparable`) is left out: a mismatched one from the mean over the K of its row, a true one with its whole row, as
+    is a row that has no mismatched one left.
 
     In a training of more than one epoch true pairs come again, and the reference scores all of them once, before the
     first step, in record order and in batches that do not depend on the step: what is remembered is the value of that
@@ -126,25 +124,27 @@ class AgainstReference(Objective):
 
     Args:
         settings: an instance of `Settings`.
-        target: the captioner that is trained, usually from the reference's own weights.
-        reference: a frozen captioner trained by likelihood.
+        roles: the captioner that is trained, usually from the reference's weights, and `reference`, a frozen captioner
+            or ensemble trained by likelihood.
     """
 
     Settings: ClassVar[type[BaseModel]] = AgainstReferenceSettings
     settings: AgainstReferenceSettings
 
-    def __init__(
-        self, settings: AgainstReferenceSettings, target: Captioner, reference: Captioner | None = None
-    ) -> None:
-        if reference is None:
-            raise RecipeError(f"the {self.name} objective needs a reference; set reference.from to a run or a recipe")
-        super().__init__(settings, target, reference)
-        self._comparable = comparable(target.vocabulary, reference.vocabulary)
+    def __init__(self, settings: AgainstReferenceSettings, roles: Roles) -> None:
+        super().__init__(settings, roles)
+        self._comparable = comparable(self.target.vocabulary, self.reference.vocabulary)
+
+    @property
+    def reference(self) -> Decodable:
+        """The frozen captioner, or ensemble of captioners, that the target is compared with."""
+        reference: Decodable = self.frozen["reference"]
+        return reference
 
     @classmethod
     def needs(cls, settings: BaseModel) -> Needs:
         assert isinstance(settings, AgainstReferenceSettings)
-        return Needs(reference=True, negatives=settings.negatives)
+        return Needs({"reference": "captioner"}, settings.negatives)
 
     @property
     def nu(self) -> float:
@@ -186,11 +186,10 @@ class AgainstReference(Objective):
         return negative.view(count, drawn)[:, : self.settings.negatives]
 
     def _reference_positive(self, batch: Batch, progress: Progress) -> torch.Tensor:
-        assert self.reference is not None
         source = batch.source
         if source is None or batch.places is None or progress.steps <= len(source):
             return self._ask(batch, Kind.POSITIVE)
-        known = source.once(("positive_log_prob", self.reference.model), lambda: self._ask_all(source))
+        known = source.once(("positive_log_prob", id(self.reference)), lambda: self._ask_all(source))
         return known[batch.places[batch.pairs.caption_row[batch.pairs.of(Kind.POSITIVE)]]]
 
     def _ask_all(self, source: BatchSource) -> torch.Tensor:
@@ -200,19 +199,13 @@ class AgainstReference(Objective):
 
     def _ask(self, batch: Batch, kind: Kind) -> torch.Tensor:
         """The reference's ln p of the pairs of one kind, at most once a step; its other pairs it is not asked for."""
-        assert self.reference is not None
-        reference = self.reference.model
+        reference = self.reference
         return batch.once(("reference", id(reference), kind), lambda: _log_prob(reference, batch, kind))
 
 
 @torch.no_grad()
-def _log_prob(captioner: Captioner, batch: Batch, kind: Kind) -> torch.Tensor:
+def _log_prob(captioner: Decodable, batch: Batch, kind: Kind) -> torch.Tensor:
     rows = batch.pairs.of(kind)
-    if captioner.encoder.name not in batch.features:
-        raise RecipeError(
-            f"reference: it reads features of {captioner.encoder.name}, the data has {', '.join(batch.features)}; "
-            "take a reference that was trained on the same features"
-        )
     if not len(rows):
         return torch.zeros(0, device=captioner.device)
     captions = [batch.captions[row] for row in batch.pairs.caption_row[rows].tolist()]

@@ -14,13 +14,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
-from typing import ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch.nn import functional
 
 from tellapart.errors import RecipeError
-from tellapart.models import Model, load_retriever
+from tellapart.models import Model, load_model
 from tellapart.text import Vocabulary
 
 # One tensor or several, each with one row per item: vectors, branches, or words and their mask.
@@ -119,3 +119,14 @@ def take(raw: Raw, rows: slice | torch.Tensor) -> Raw:
 def move(raw: Raw, device: torch.device | str) -> Raw:
     """Raw embeddings on a device."""
     return tuple(part.to(device) for part in raw) if isinstance(raw, tuple) else raw.to(device)
+
+
+def load_retriever(folder: str | Path, overrides: dict[str, Any] | None = None) -> Retriever:
+    """A retriever from a model folder, a checkpoint or a run folder, in eval mode.
+
+    Args:
+        folder: where it is.
+        overrides: settings that differ from the saved ones and change no weight's shape, such as `reading`.
+    """
+    retriever: Retriever = load_model(folder, "retriever", overrides)
+    return retriever

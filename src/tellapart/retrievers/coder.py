@@ -10,7 +10,7 @@ import torch
 from pydantic import BaseModel, Field
 from torch import nn
 
-from tellapart.encoders.images import EncoderIdentity
+from tellapart.encoders.base import EncoderIdentity
 from tellapart.models import Model
 from tellapart.retrievers.base import Raw
 from tellapart.retrievers.concepts import Concept, mine_concepts
@@ -21,7 +21,7 @@ from tellapart.retrievers.words import WordRetriever
 from tellapart.text import Vocabulary
 
 if TYPE_CHECKING:
-    from tellapart.recipe import DataSettings
+    from tellapart.data.settings import DataSettings
 
 
 class CoderSettings(BranchSettings):

@@ -7,24 +7,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, Field, model_validator
 from torch import nn
 from torch.nn import functional
 
-from tellapart.encoders.images import EncoderIdentity
+from tellapart.encoders.base import EncoderIdentity
 from tellapart.models import Model
 from tellapart.retrievers.base import Raw
 from tellapart.retrievers.words import WordRetriever
+from tellapart.settings import Section
 from tellapart.text import Vocabulary
 
 if TYPE_CHECKING:
-    from tellapart.recipe import DataSettings
+    from tellapart.data.settings import DataSettings
 
 
-class RankingSettings(BaseModel):
+class RankingSettings(Section):
     """Settings of `Ranking`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     words: int = Field(300, ge=1, description="width of the word vectors")
     word_vectors: str | None = Field(None, description="a text file such as GloVe's, from the current folder")

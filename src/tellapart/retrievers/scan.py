@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import nn
 from torch.nn import functional
 
-from tellapart.encoders.images import EncoderIdentity
+from tellapart.encoders.base import EncoderIdentity
 from tellapart.retrievers.base import Raw
 from tellapart.retrievers.sentences import bigru_states
 from tellapart.retrievers.words import WordRetriever
+from tellapart.settings import Section
 from tellapart.text import Vocabulary
 
 
@@ -66,10 +67,8 @@ def cross_attention(
     return torch.where(count > 0, summed.logsumexp(dim=2) / peak, 0.0)
 
 
-class ScanSettings(BaseModel):
+class ScanSettings(Section):
     """Settings of `Scan`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     width: int = Field(256, ge=1, description="of the joint space; 1024 in the paper")
     words: int = Field(300, ge=1, description="width of the word vectors")

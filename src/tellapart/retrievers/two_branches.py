@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from torch import nn
 from torch.nn import functional
 
@@ -30,15 +30,14 @@ from tellapart.retrievers.pooling import (
     pack_items,
     sort_items,
 )
+from tellapart.settings import Section
 
 # The file of a model folder that holds the concepts; their graph is a buffer.
 CONCEPTS = "concepts.json"
 
 
-class BranchSettings(BaseModel):
+class BranchSettings(Section):
     """Settings of `TwoBranches`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     width: int = Field(256, ge=1, description="F: width of each branch's space; 1024 in the paper")
     pooling: Literal["gpo", "mean", "max"] = Field("gpo", description="how regions and words become one vector")

@@ -14,7 +14,7 @@ import torch
 from pydantic import BaseModel
 from torch import nn
 
-from tellapart.encoders.images import EncoderIdentity
+from tellapart.encoders.base import EncoderIdentity
 from tellapart.errors import DataError, RecipeError
 from tellapart.retrievers.base import BoundWords, Raw, Retriever
 from tellapart.text import PAD, SPECIALS, UNKNOWN, Vocabulary

@@ -14,7 +14,7 @@ from importlib import import_module
 from tellapart.errors import RecipeError, did_you_mean
 
 # A study's name -> the module that has it in its STUDIES.
-TABLE = {f"cl-table{number}": "tellapart.studies.contrastive" for number in range(1, 7)} | {
+TABLE = {f"cl-table{number}": "tellapart.studies.cl" for number in range(1, 7)} | {
     f"coder-{name}": "tellapart.studies.coder"
     for name in ("table1", "table2", "table3", "table4", "batchsize", "speed")
 }
@@ -29,7 +29,7 @@ class Model:
         label: what the table calls it.
         recipe: the recipe it is trained by, without folder and ending; the data's folder of recipes has it.
         start: key of the model whose weights it begins with.
-        reference: key of the frozen model it is compared with in training.
+        roles: role -> key of the frozen model that training uses in it, such as `reference`.
         changes: what differs from the recipe, such as `"objective.negative=false"`.
         scaled: dotted key -> factor of what the recipe has there at its budget, so that a sweep fits any data;
             what the recipe leaves open (null) stays open.
@@ -45,7 +45,7 @@ class Model:
     label: str
     recipe: str
     start: str | None = None
-    reference: str | None = None
+    roles: Mapping[str, str] = field(default_factory=dict)
     changes: tuple[str, ...] = ()
     scaled: Mapping[str, float] = field(default_factory=dict)
     control: str | None = None

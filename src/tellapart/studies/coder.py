@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tellapart.studies.base import Axis, Model, Study
-from tellapart.studies.retrieval import RECALL_SUM, RECALLS, SPREAD
+from tellapart.studies.measure_retrieval import RECALL_SUM, RECALLS, SPREAD
 from tellapart.studies.speed import COLUMNS as SPEEDS
 
 PAPER = "Wang et al., ECCV 2022"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tellapart.data.prepare import prepare
 from tellapart.files import read_jsonl, write_text
-from tellapart.report import curves, render, shown
+from tellapart.pages.base import curves, render, shown
 from tellapart.studies.base import Column
 from tellapart.studies.result import Result, Row, measuring_of
 
@@ -56,7 +55,7 @@ def study_page(result: Result) -> str:
     """The study as one self-contained page."""
     columns = _columns(result)
     measuring = measuring_of(result.study)
-    prepared = prepare(result.rows[0].seeds[0].run.recipe.data)
+    prepared = result.rows[0].seeds[0].run.data
     quoted = quoted_rows(result)
     return render(
         measuring.template,

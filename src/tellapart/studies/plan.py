@@ -4,62 +4,55 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from copy import deepcopy
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from tellapart.data.batches import Batch, BatchSource
 from tellapart.data.prepare import prepare
-from tellapart.objectives.base import Epoch, Objective, Progress, frozen_models
+from tellapart.objectives.base import Epoch, Objective, Progress
 from tellapart.recipe import Recipe
 from tellapart.studies.rates import updates
+from tellapart.training import assemble, role_model
 
 TIMED = 3
 
 
-def training_seconds(recipe: Recipe, reference: Recipe | None = None) -> float:
+def training_seconds(recipe: Recipe) -> float:
     """Time of a whole training by this recipe: its updates, and what its objective does between epochs (clustering).
 
     Args:
-        recipe: what is trained, a captioner or a retriever.
-        reference: the recipe of the frozen model it is compared with.
+        recipe: what is trained. Models that it starts from or uses, and that are not trained yet, are timed with
+            fresh weights.
     """
     steps = updates(recipe)
-    objective, batches = _begin(recipe, reference)
+    objective, batches = _begin(recipe)
     between = _seconds_between_epochs(objective, batches, recipe)
     every = int(recipe.objective.get("cluster_every", 1)) * len(batches)
     return steps * _seconds_per_update(objective, batches) + between * -(-steps // every)
 
 
-def _begin(recipe: Recipe, reference: Recipe | None) -> tuple[Objective, BatchSource]:
+def _begin(recipe: Recipe) -> tuple[Objective, BatchSource]:
     """The objective with fresh weights, and its batches."""
     prepared = prepare(recipe.data)
     captions = [caption for record in prepared.dataset.split("train") for caption in record.captions]
 
-    def make(recipe: Recipe) -> torch.nn.Module:
+    def make(recipe: Recipe) -> Any:
         model, settings = recipe.component(recipe.trains)
-        made: torch.nn.Module = model.make(settings, captions, recipe.data, prepared.store.encoder)
-        return made
+        return model.make(settings, captions, recipe.data, prepared.store.encoder)
 
     torch.manual_seed(0)
     target = make(recipe)
-    frozen = None if recipe.reference is None else make(reference) if reference is not None else deepcopy(target)
-    objective_class, settings = recipe.component("objective")
-    objective: Objective = objective_class(settings, target, frozen)
-    for model in frozen_models(objective):
-        model.eval()
-    training = recipe.training
-    needs = objective_class.needs(settings)
-    batches = BatchSource(
-        prepared.dataset,
-        prepared.store,
-        "train",
-        training.images_per_batch,
-        training.captions_per_image,
-        needs.negatives,
-        seed=recipe.seed,
-    )
-    return objective, batches
+    frozen = {}
+    for role, kind in recipe.needed_roles().items():
+        places = [Path(place) for place in recipe.roles[role].places]
+        if all(place.is_dir() for place in places):
+            frozen[role] = role_model(places, kind)
+        else:
+            frozen[role] = make(Recipe.load(places[0], budget=recipe.budget))
+    objective, sources = assemble(recipe, prepared, target, frozen)
+    return objective, sources["train"]
 
 
 def _seconds_between_epochs(objective: Objective, batches: BatchSource, recipe: Recipe) -> float:

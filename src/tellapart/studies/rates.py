@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tellapart.data.prepare import prepare
-from tellapart.engine.run import run_recipe
 from tellapart.files import read_jsonl
 from tellapart.recipe import Recipe
+from tellapart.training import run_recipe
 
 # Trainings of the search are this part of a whole one; rates tried are this factor apart, and so many at most.
 SHARE = 0.25

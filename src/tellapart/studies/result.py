@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tellapart.data.prepare import Prepared
-from tellapart.engine.run import Run
 from tellapart.metrics import PairedDifference
+from tellapart.run import Run
 from tellapart.studies.base import Model, Study
 from tellapart.studies.rates import Search
 
@@ -176,8 +176,8 @@ class Measuring(ABC):
 
 # A study's `measured` -> its class.
 MEASURING = {
-    "captioning": "tellapart.studies.captioning:Captioning",
-    "retrieval": "tellapart.studies.retrieval:Retrieval",
+    "captioning": "tellapart.studies.measure_captions:Captioning",
+    "retrieval": "tellapart.studies.measure_retrieval:Retrieval",
     "speed": "tellapart.studies.speed:Speed",
 }
 

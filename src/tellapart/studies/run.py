@@ -9,17 +9,18 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from tellapart.cli import recipes_folder
-from tellapart.data.prepare import open_dataset, prepare
-from tellapart.engine.progress import duration
-from tellapart.engine.run import Run, open_run, run_recipe
+from tellapart.data.prepare import open_dataset
+from tellapart.data.settings import DataSettings
 from tellapart.errors import MissingExtraError, RecipeError, did_you_mean
 from tellapart.files import write_json
-from tellapart.recipe import DataSettings, Recipe
+from tellapart.progress import duration
+from tellapart.recipe import Recipe, recipes_folder
+from tellapart.run import Run, open_run
 from tellapart.studies.base import Model, Study, find_study
 from tellapart.studies.plan import training_seconds
 from tellapart.studies.rates import MOST, SHARE, Search, search_rate, updates
 from tellapart.studies.result import Measuring, Result, Row, measuring_of
+from tellapart.training import run_recipe
 
 CAPTIONER = "adaptive"
 
@@ -96,7 +97,7 @@ def run_study(
     more = measuring.finish(study, rows, folder)
     if left_out:
         more = {**more, "left_out": left_out}
-    of_data = prepare(trained[0][models[0].key].recipe.data)
+    of_data = trained[0][models[0].key].data
     by_key = {row.model.key: row for row in rows}
     result = Result(
         study,
@@ -154,7 +155,7 @@ def in_training_order(models: Sequence[Model]) -> list[Model]:
     while len(ordered) < len(models):
         done = {model.key for model in ordered}
         waiting = [model for model in models if model.key not in done]
-        ready = [m for m in waiting if {m.start, m.reference, m.rate_of} - {None} <= done]
+        ready = [m for m in waiting if {m.start, *m.roles.values(), m.rate_of} - {None} <= done]
         if not ready:
             raise RecipeError(f"these models of a study wait for one another: {', '.join(m.key for m in waiting)}")
         ordered += ready
@@ -190,13 +191,13 @@ class _Trainer:
                 "this study is not for this captioner or this data"
             )
         overrides = [*self.overrides, *model.changes, f"seed={seed}"]
-        upstreams = {"start": model.start, "reference": model.reference}
+        upstreams = {"start": model.start, **{f"roles.{role}": key for role, key in model.roles.items()}}
         if model.start is None:
             overrides += self.data_overrides
-        for role, key in upstreams.items():
+        for section, key in upstreams.items():
             if key is not None:
                 place = self._first_recipe(key) if plan else trained[key].folder.resolve()
-                overrides.append(f"{role}.from={place}")
+                overrides.append(f"{section}.from={place}")
         rate = searches.get(model.rate_of or model.key)
         if rate is not None:
             overrides.append(f"training.learning_rate={rate.best}")
@@ -221,11 +222,8 @@ class _Trainer:
                 lines.append(f"{model.label}: {self.use[model.key]}")
                 continue
             recipe = self.recipe(model, 0, {}, {}, plan=True)
-            other = None
-            if model.reference is not None and model.reference.split("-")[0] != model.key.split("-")[0]:
-                other = Recipe.load(self._first_recipe(model.reference), self.data_overrides, self.budget)
             steps = updates(recipe)
-            seconds = training_seconds(recipe, other)
+            seconds = training_seconds(recipe)
             trials = f", search {duration(3 * SHARE * seconds)}" if search and model.searched else ""
             lines.append(f"{model.label}: {steps} updates, {duration(seconds)}{trials}")
             total += seeds * seconds + (3 * SHARE * seconds if trials else 0)

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tellapart.data.prepare import prepare
 from tellapart.data.records import Record
 from tellapart.files import write_json
 from tellapart.metrics import evaluate
@@ -49,7 +48,7 @@ def add_server_figures(rows: Sequence[Row], split: str, folder: Path) -> None:
     """Write each model's result file, named as the server wants it, and add C5 and C40 to its figures."""
     for row in rows:
         for seed, one in enumerate(row.seeds):
-            records = prepare(one.run.recipe.data).dataset.split(split)
+            records = one.run.data.dataset.split(split)
             captions = [item["caption"] for item in one.evaluation.rows]
             algorithm = row.model.key if seed == 0 else f"{row.model.key}-seed{seed}"
             path = folder / "server" / f"captions_{split}2014_{algorithm}_results.json"

@@ -11,12 +11,11 @@ import numpy as np
 import torch
 
 from tellapart.data.features import FeatureStore
-from tellapart.data.prepare import prepare
 from tellapart.evaluation.retrieval import Gallery, PairScores
 from tellapart.retrievers.base import Retriever
 from tellapart.studies.base import Column, Study
+from tellapart.studies.measure_retrieval import Retrieval
 from tellapart.studies.result import Result, Row
-from tellapart.studies.retrieval import Retrieval
 
 # Images, with all their captions, that are embedded and compared in a round; rounds alternate between the models.
 IMAGES = 256
@@ -41,10 +40,10 @@ class Speed(Retrieval):
 
     def finish(self, study: Study, rows: Sequence[Row], folder: Path) -> dict[str, Any]:
         models = [one for row in rows for one in row.seeds]
-        prepared = prepare(models[0].run.recipe.data)
+        prepared = models[0].run.data
         gallery = Gallery.of_split(prepared, study.split)
         captions = int((gallery.image_of_caption < IMAGES).sum())
-        retrievers = [one.run.retriever() for one in models]
+        retrievers = [one.run.retriever for one in models]
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
         try:

@@ -22,9 +22,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tellapart.encoders.base import cache_folder
 from tellapart.errors import DataError, MissingExtraError
-from tellapart.files import digest_of
+from tellapart.files import cache_folder, digest_of
 
 LONGEST_PHRASE = 7
 # Raise it when the arrays below change their meaning: files of another format are not read.

@@ -1,0 +1,71 @@
+"""The recipe's section `decoding`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError, model_validator
+
+from tellapart.errors import RecipeError
+from tellapart.settings import Section, explain, set_override
+
+
+class DecodingSettings(Section):
+    """How captions are generated: by beam search (a beam of 1 is greedy), diverse beam search, or sampling."""
+
+    method: Literal["beam", "diverse", "sample"] = "beam"
+    beam: int = Field(3, ge=1, description="captions kept at every word; with diverse: in all groups together")
+    groups: int | None = Field(None, ge=1, description="diverse: groups that keep apart; null: as many as the beam")
+    diversity: float = Field(0.5, ge=0, description="diverse: taken off for each time an earlier group said the word")
+    length_penalty: float = Field(0.0, ge=0, description="captions compare by ln p / tokens^this; 0: ln p, 1: its mean")
+    temperature: float = Field(1.0, gt=0, description="sample: below 1 sharper, above 1 flatter")
+    top_k: int | None = Field(None, ge=1, description="sample: only from so many likeliest words")
+    top_p: float | None = Field(None, gt=0, le=1, description="sample: only from the likeliest words of this mass")
+    samples: int = Field(1, ge=1, description="captions for each image")
+    min_words: int = Field(0, ge=0)
+    max_words: int = Field(18, ge=1)
+    block_unknown: bool = Field(True, description="never say <unk>")
+    block_repeats: bool = Field(False, description="never say a word twice running")
+    remove_repeats: bool = Field(False, description="drop a word that equals the one before it, afterwards")
+    seed: int = Field(0, ge=0, description="sample: the same seed draws the same captions of an image in any batch")
+
+    @property
+    def group_count(self) -> int:
+        """Groups of beams that are searched side by side."""
+        return (self.groups or self.beam) if self.method == "diverse" else 1
+
+    @property
+    def rows_per_image(self) -> int:
+        """Captions of an image that are under way at once."""
+        return self.samples if self.method == "sample" else self.beam
+
+    @model_validator(mode="after")
+    def _possible(self) -> DecodingSettings:
+        owners = {"groups": "diverse", "diversity": "diverse"}
+        owners |= dict.fromkeys(("temperature", "top_k", "top_p", "seed"), "sample")
+        for key, method in owners.items():
+            if method != self.method and getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(f"{key} is for method '{method}', not for '{self.method}'; change one of them")
+        if self.method == "sample" and self.length_penalty:
+            raise ValueError("length_penalty compares captions of a beam, and samples are not compared; set it to 0")
+        if self.beam % self.group_count:
+            raise ValueError(f"groups share the beam equally: {self.group_count} does not divide a beam of {self.beam}")
+        if self.method != "sample" and self.samples > self.beam:
+            raise ValueError(f"a beam of {self.beam} cannot give {self.samples} samples; widen it or ask for fewer")
+        if self.min_words > self.max_words:
+            raise ValueError(f"min_words ({self.min_words}) is over max_words ({self.max_words}); change one of them")
+        if self.remove_repeats and self.min_words:
+            raise ValueError("remove_repeats would shorten captions below min_words; use block_repeats instead")
+        return self
+
+    @classmethod
+    def parse(cls, content: dict[str, Any], overrides: Sequence[str] = ()) -> DecodingSettings:
+        """Check plain data, with overrides such as `groups=3` applied; every mistake is reported at once."""
+        content = dict(content)
+        for override in overrides:
+            set_override(content, override)
+        try:
+            return cls.model_validate(content)
+        except ValidationError as error:
+            raise RecipeError("\n".join(explain(error, cls, "decoding."))) from None

@@ -1,0 +1,1 @@
+"""HTML pages: templates, plots and pictures, the comparison report and the retrieval gallery."""

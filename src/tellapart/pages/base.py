@@ -1,0 +1,123 @@
+"""What all pages share: templates, figures as text, pictures and plots inside the page."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from textwrap import fill
+from types import ModuleType
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from tellapart.data.images import load_image
+from tellapart.data.records import Dataset
+
+THUMBNAIL = 176
+# Letters in a line above a small plot.
+TITLE = 34
+
+
+def render(template: str, **values: Any) -> str:
+    """A template of `pages/templates`, filled in; what it asks for must be given."""
+    environment = Environment(
+        loader=PackageLoader("tellapart", "pages/templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["shown"] = shown
+    return environment.get_template(template).render(**values)
+
+
+def shown(value: float | None, kind: str) -> str:
+    """A figure as people read it."""
+    if value is None:
+        return "–"
+    if kind == "percent":
+        # A chance of one in thousands is not none.
+        return f"{100 * value:.{2 if 0 < value < 0.01 else 1}f} %"
+    if kind == "points":  # of a share, where a heading says that it is in percent
+        return f"{100 * value:.1f}"
+    digits = {"figure": 3, "number": 2, "count": 0}[kind]
+    return f"{value:.{digits}f}"
+
+
+class Pictures:
+    """Pictures of a data set as data addresses, each read once."""
+
+    def __init__(self, dataset: Dataset) -> None:
+        self.dataset = dataset
+        self._made: dict[str, str] = {}
+
+    def __getitem__(self, id: str) -> str:
+        if id not in self._made:
+            record = self.dataset.records[self.dataset.row(id)]
+            image = load_image(self.dataset.path(record))
+            image.thumbnail((2 * THUMBNAIL, 2 * THUMBNAIL))
+            buffer = io.BytesIO()
+            image.save(buffer, "JPEG", quality=82)
+            self._made[id] = "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+        return self._made[id]
+
+
+def curves(journals: Mapping[str, list[dict[str, Any]]]) -> str:
+    """Loss curves of trainings, and G⁺ and G⁻ of contrastive ones, as inline SVG.
+
+    Args:
+        journals: label -> the rows of its `metrics.jsonl`.
+    """
+    contrastive = {label: rows for label, rows in journals.items() if rows and "log_ratio_positive" in rows[0]}
+    with plotting() as pyplot:
+        panels = len(journals) + len(contrastive)
+        columns = min(4, panels)
+        lines = -(-panels // columns)
+        figure, axes = pyplot.subplots(lines, columns, figsize=(2.9 * columns, 2.4 * lines), squeeze=False)
+        places = iter(axes.ravel())
+        for label, rows in journals.items():
+            axis = next(places)
+            for split, style in (("train", "-"), ("val", "o--")):
+                logged = [row for row in rows if row["split"] == split]
+                steps, losses = ([row[key] for row in logged] for key in ("step", "loss"))
+                axis.plot(steps, losses, style, markersize=3, linewidth=1.4, label=split)
+            axis.set_title(fill(f"{label}: loss", TITLE))
+        for label, rows in contrastive.items():
+            axis = next(places)
+            logged = [row for row in rows if row["split"] == "train"]
+            steps = [row["step"] for row in logged]
+            axis.plot(steps, [row["log_ratio_positive"] for row in logged], label="true pairs, G⁺")
+            axis.plot(steps, [row["log_ratio_negative"] for row in logged], label="mismatched, G⁻")
+            axis.set_title(fill(f"{label}: log ratio to reference", TITLE))
+        for axis in axes.ravel()[:panels]:
+            axis.legend(frameon=False, fontsize=8)
+            axis.set_xlabel("step")
+        for axis in places:
+            axis.set_visible(False)
+        return as_svg(figure)
+
+
+@contextmanager
+def plotting() -> Iterator[ModuleType]:
+    """matplotlib's pyplot, drawing SVG in the pages' style."""
+    import matplotlib
+
+    matplotlib.use("svg")
+    from matplotlib import pyplot
+
+    style: dict[Any, Any] = {"font.size": 9, "axes.titlesize": 9, "svg.hashsalt": "t"}
+    with pyplot.rc_context({**style, "axes.spines.top": False, "axes.spines.right": False}):
+        yield pyplot
+
+
+def as_svg(figure: Any) -> str:
+    """A figure as SVG to stand in a page; the figure is closed."""
+    from matplotlib import pyplot
+
+    figure.tight_layout()
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None})
+    pyplot.close(figure)
+    return buffer.getvalue()[buffer.getvalue().index("<svg") :]

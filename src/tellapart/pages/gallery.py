@@ -1,0 +1,64 @@
+"""A page to look at: what a retriever finds for a few sentences and a few pictures (as figure 5 of the CODER paper)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tellapart.evaluation.evaluate_retrieval import RetrievalEvaluation
+from tellapart.evaluation.retrieval import FIRST
+from tellapart.files import write_text
+from tellapart.pages.base import Pictures, render
+from tellapart.run import Run
+
+
+def write_gallery(run: Run, measured: RetrievalEvaluation) -> Path:
+    """Write `gallery.html` (of another split `gallery-val.html`) beside the measured figures; gives its path.
+
+    The page holds its pictures.
+
+    Args:
+        run: the retriever's training.
+        measured: from `evaluate_retrieval`.
+    """
+    assert run.recipe.retriever is not None
+    dataset = run.data.dataset
+    text = render(
+        "gallery.html",
+        name=run.recipe.name,
+        retriever=run.recipe.retriever["name"],
+        objective=run.recipe.objective["name"],
+        description=run.recipe.description,
+        data=dataset.name,
+        split=measured.split,
+        images=len(measured.images),
+        captions=len(measured.captions),
+        figures=measured.figures,
+        tables=[("", measured.figures), *([(", mean of folds", measured.folds)] if measured.folds else [])],
+        **shown_queries(measured, Pictures(dataset)),
+    )
+    path = measured.folder / ("gallery.html" if measured.split == "test" else f"gallery-{measured.split}.html")
+    write_text(path, text)
+    return path
+
+
+def shown_queries(measured: RetrievalEvaluation, pictures: Pictures) -> dict[str, Any]:
+    """The queries that were kept with what they find, as the pages' `queries.html` shows them.
+
+    Args:
+        measured: from `evaluate_retrieval`.
+        pictures: of its data.
+    """
+    texts = [
+        {**query, "retrieved": [{"picture": pictures[id], "own": id == query["id"]} for id in query["retrieved"]]}
+        for query in measured.shown["texts"]
+    ]
+    asked = [
+        {
+            "picture": pictures[query["id"]],
+            "rank": query["rank"],
+            "retrieved": [{**item, "own": item["id"] == query["id"]} for item in query["retrieved"]],
+        }
+        for query in measured.shown["images"]
+    ]
+    return {"first": FIRST, "texts": texts, "pictures": asked}

@@ -1,0 +1,94 @@
+"""A run folder: the recipe, the data and the model of a finished training, each opened once.
+
+Everything that is computed from a run (captions, scores, ranks) is written into its folder by `find_or_make`, with what
+it was made from, and found again on the next call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tellapart.captioners.base import Captioner
+from tellapart.data.prepare import Prepared, prepare
+from tellapart.encoders.base import accelerator
+from tellapart.errors import RunError
+from tellapart.files import find_or_make, read_json
+from tellapart.models import load_model, model_digest
+from tellapart.recipe import Recipe
+from tellapart.retrievers.base import Retriever
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished training.
+
+    Attributes:
+        folder: holds `recipe.yaml`, `run.json`, `metrics.jsonl`, `checkpoints/` and what was measured.
+        recipe: what was trained, on which data.
+
+    Example:
+        >>> run = open_run("runs/scenes-cl-1a2b3c4d")                            # doctest: +SKIP
+        >>> run.data.dataset.split("test")[0].captions, run.model.name           # doctest: +SKIP
+    """
+
+    folder: Path
+    recipe: Recipe
+
+    @cached_property
+    def data(self) -> Prepared:
+        """Its records and features; encoded now if they are not there."""
+        return prepare(self.recipe.data)
+
+    @cached_property
+    def model(self) -> Any:
+        """The kept checkpoint's captioner or retriever, in eval mode on the best device."""
+        return load_model(self.folder, self.recipe.trains).to(accelerator() or "cpu")
+
+    @property
+    def captioner(self) -> Captioner:
+        """The model of a run that trained a captioner."""
+        captioner: Captioner = self._model_of_kind("captioner")
+        return captioner
+
+    @property
+    def retriever(self) -> Retriever:
+        """The model of a run that trained a retriever."""
+        retriever: Retriever = self._model_of_kind("retriever")
+        return retriever
+
+    def _model_of_kind(self, kind: str) -> Any:
+        return self.model if self.recipe.trains == kind else load_model(self.folder, kind)  # which says what is wrong
+
+    @cached_property
+    def model_digest(self) -> str:
+        """Identifies the weights."""
+        return model_digest(self.folder)
+
+    def derived(self, name: str, made_from: Any, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """A JSON file in the run folder: found if it was made from the same, else made now.
+
+        Args:
+            name: of the file.
+            made_from: plain data that decides its content, besides the model's weights and the data.
+            make: gives the content.
+        """
+        basis = {"model": self.model_digest, "data": self.data.dataset.digest, "made_from": made_from}
+        return find_or_make(self.folder / name, basis, make)
+
+
+def open_run(folder: str | Path) -> Run:
+    """A finished run folder, as `train` leaves it."""
+    folder = Path(folder)
+    check_run_folder(folder)
+    if not read_json(folder / "run.json", "run state")["finished"]:
+        raise RunError(f"{folder}: this training is not finished; continue it: tellapart train --resume {folder}")
+    return Run(folder, Recipe.load(folder / "recipe.yaml"))
+
+
+def check_run_folder(folder: Path) -> None:
+    if not (folder / "recipe.yaml").exists():
+        raise RunError(f"{folder}: this is no run folder (recipe.yaml is missing); 'tellapart train' makes one")

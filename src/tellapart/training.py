@@ -1,0 +1,386 @@
+"""From a recipe to a finished run folder: find or train what it starts from, prepare its data, train, keep.
+
+A run's *key* identifies everything that decides its weights: the recipe, the content of the data and the weights of the
+models it uses. A finished run with the same key is found instead of trained again.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from lightning_fabric import Fabric
+
+from tellapart.data.batches import BatchSource
+from tellapart.data.prepare import Prepared, prepare
+from tellapart.decoding.ensemble import Ensemble
+from tellapart.encoders.base import accelerator
+from tellapart.engine import loop
+from tellapart.engine.processes import on_first, open_fabric
+from tellapart.errors import RecipeError, RunError
+from tellapart.evaluation.hard_negatives import likely_captions
+from tellapart.evaluation.validation import measure_captions, measure_retrieval
+from tellapart.files import digest_of, digest_of_file, read_json, write_json, write_text
+from tellapart.models import Model, load_model, model_digest
+from tellapart.objectives.base import Objective, Roles
+from tellapart.progress import OnProgress, show_progress
+from tellapart.recipe import Recipe, Upstream, read_recipe
+from tellapart.run import Run, check_run_folder, open_run
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+T = TypeVar("T")
+
+# The runs behind `start` and behind each role; several runs are an ensemble.
+Upstreams = dict[str, list[Run]]
+
+
+def train(
+    recipe: str | Path,
+    *overrides: str,
+    budget: str | None = None,
+    runs: str | Path = "runs",
+    out: str | Path | None = None,
+) -> Run:
+    """Train a recipe, or continue or find its run.
+
+    Args:
+        recipe: a recipe file, or the name of a shipped one, such as `scenes/adaptive-mle.yaml`.
+        overrides: dotted keys and values, such as `"training.steps=100"`.
+        budget: `smoke` (seconds), `laptop` (minutes) or `paper` (the published sizes); by default the file's own.
+        runs: folder for run folders, named `NAME-KEY`.
+        out: a run folder of your choice instead.
+
+    Example:
+        >>> run = train("scenes/adaptive-mle.yaml", "training.epochs=2")   # doctest: +SKIP
+    """
+    return run_recipe(Recipe.load(recipe, overrides, budget), Path(runs), None if out is None else Path(out))
+
+
+def resume(folder: str | Path) -> Run:
+    """Continue the training in a run folder; a finished one is left as it is.
+
+    Example:
+        >>> run = resume("runs/scenes-cl-1a2b3c4d")   # doctest: +SKIP
+    """
+    folder = Path(folder)
+    check_run_folder(folder)
+    return run_recipe(Recipe.load(folder / "recipe.yaml"), folder.parent, folder)
+
+
+def train_in_rounds(recipe: Recipe, rounds: int, runs: Path = Path("runs")) -> list[Run]:
+    """Reference replacement (CL, sec. 4.3 and Table 6): the target of a round starts the next and is its reference.
+
+    The first round is the recipe as it is. Every round is a run of its own: an interrupted call continues in the round
+    it was in. With `training.patience` a round lasts until its target is best.
+
+    Args:
+        recipe: one with a reference.
+        rounds: how many trainings.
+        runs: folder for run folders.
+
+    Example:
+        >>> recipe = Recipe.load("scenes/adaptive-cl.yaml")   # doctest: +SKIP
+        >>> first, second = train_in_rounds(recipe, 2)        # doctest: +SKIP
+    """
+    if "reference" not in recipe.roles:
+        raise RecipeError(f"{recipe.name}: rounds replace the reference, and this recipe has none; train it without")
+    finished = [run_recipe(recipe, runs)]
+    for number in range(2, rounds + 1):
+        before = Upstream.model_validate({"from": str(finished[-1].folder)})
+        changes = {
+            "name": f"{recipe.name}-round-{number}",
+            "start": before,
+            "roles": {**recipe.roles, "reference": before},
+        }
+        finished.append(run_recipe(recipe.model_copy(update=changes), runs))
+    return finished
+
+
+def run_recipe(
+    recipe: Recipe,
+    runs: Path = Path("runs"),
+    out: Path | None = None,
+    on_progress: OnProgress | None = None,
+) -> Run:
+    """Train a recipe, or continue or find its run.
+
+    Args:
+        recipe: what to train.
+        runs: folder for run folders, named `NAME-KEY`.
+        out: a run folder of your choice instead.
+        on_progress: for rendering and encoding; by default progress on the standard error stream.
+    """
+    fabric = open_fabric(recipe.training.precision)
+    first = fabric.global_rank == 0
+    shown = (on_progress or show_progress()) if first else None
+    prepared = _first_alone(fabric, lambda: prepare(recipe.data, shown))
+    upstreams = _upstreams(recipe, runs, on_progress)
+    described = _described(recipe, prepared, upstreams)
+    key = digest_of(described)
+    folder = out or runs / f"{recipe.name}-{key[:8]}"
+    state_path = folder / "run.json"
+    fabric.barrier()
+    if state_path.exists():
+        state = read_json(state_path, "run state")
+        # A folder in which nothing was trained yet may hold a mistaken recipe; it is replaced.
+        if state["key"] != key and (folder / "checkpoints").exists():
+            changed = [part for part in described if state["made_from"].get(part) != described[part]]
+            raise RunError(
+                f"{folder}: holds a run of something else (changed: {', '.join(changed)}); "
+                "choose another --out or remove the folder"
+            )
+        if state["finished"]:
+            on_first(fabric, lambda: _write_recipe(recipe, upstreams, folder))  # decoding may have changed
+            return Run(folder, recipe)
+    elif folder.is_dir() and any(folder.iterdir()):
+        raise RunError(f"{folder}: this folder is not empty and is no run folder; choose an empty or a new one")
+    objective, sources = _build(recipe, prepared, upstreams, fabric, shown)
+    fabric.barrier()  # nobody writes before all have looked
+    state = {"key": key, "made_from": described, "finished": False}
+
+    def begin() -> None:
+        _write_recipe(recipe, upstreams, folder)
+        write_json(state_path, state)
+
+    on_first(fabric, begin)
+    began = time.monotonic()
+    with _only_one(folder) if first else nullcontext():
+        loop.train(
+            objective,
+            sources["train"],
+            sources["val"],
+            recipe.training,
+            recipe.seed,
+            folder,
+            f"training {recipe.name}",
+            fabric,
+            _measure(recipe, objective, prepared),
+        )
+    seconds = round(time.monotonic() - began, 1)
+    finished = {**state, "finished": True, "seconds_of_last_session": seconds}
+    on_first(fabric, lambda: write_json(state_path, finished))
+    return Run(folder, recipe)
+
+
+# --- what a run is made from ------------------------------------------------------------------------------------------
+
+
+def _described(recipe: Recipe, prepared: Prepared, upstreams: Upstreams) -> dict[str, Any]:
+    """Plain data that decides the weights."""
+    digests = {role: [model_digest(run.folder) for run in found] for role, found in upstreams.items()}
+    described: dict[str, Any] = {
+        "recipe": recipe.digest,
+        "data": prepared.dataset.digest,
+        "upstreams": {role: found[0] if len(found) == 1 else found for role, found in digests.items()},
+    }
+    encoder = prepared.store.encoder
+    if ":" in encoder.name:  # a model in a folder of the user's, whose content may change
+        described["encoder"] = encoder.digest
+    model, settings = recipe.component(recipe.trains)
+    if files := model.files(settings):
+        described["files"] = {name: _digest_of_named(path, name) for name, path in files.items()}
+    return described
+
+
+def _digest_of_named(path: Path, name: str) -> str:
+    """The digest of a file that a recipe names."""
+    if not path.is_file():
+        raise RecipeError(f"{name}: '{path}' is no file in this folder; give the path of one")
+    return digest_of_file(path)
+
+
+def _upstreams(recipe: Recipe, runs: Path, on_progress: OnProgress | None) -> Upstreams:
+    """The runs of all models that a recipe uses; recipes are trained first."""
+    named = {"start": recipe.start} if recipe.start is not None else {}
+    return {
+        role: [_upstream(place, recipe, runs, on_progress) for place in upstream.places]
+        for role, upstream in {**named, **recipe.roles}.items()
+    }
+
+
+def _upstream(place: str, recipe: Recipe, runs: Path, on_progress: OnProgress | None) -> Run:
+    """A run folder as it is, or the run of a recipe on the same data.
+
+    A recipe that names an encoder keeps it; one that does not reads the same features as the target.
+    """
+    path = Path(place)
+    if path.is_dir():
+        return open_run(path)
+    found = Recipe.load(path, budget=recipe.budget)
+    data = recipe.data
+    if "encoder" in (read_recipe(path).get("data") or {}):
+        data = data.model_copy(update={"encoder": found.data.encoder})
+    return run_recipe(found.model_copy(update={"data": data}), runs, on_progress=on_progress)
+
+
+def _write_recipe(recipe: Recipe, upstreams: Upstreams, folder: Path) -> None:
+    """Write `recipe.yaml`, unless it is there as it should be."""
+    path, text = folder / "recipe.yaml", _portable(recipe, upstreams, folder).to_yaml()
+    if not path.exists() or path.read_text(encoding="utf-8") != text:
+        write_text(path, text)
+
+
+def _portable(recipe: Recipe, upstreams: Upstreams, folder: Path) -> Recipe:
+    """The recipe with its upstream recipes replaced by their runs; paths relative to this run's folder."""
+    named: dict[str, Upstream] = {}
+    for role, runs in upstreams.items():
+        places = [os.path.relpath(run.folder, folder) for run in runs]
+        named[role] = Upstream.model_validate({"from": places[0] if len(places) == 1 else places})
+    places_of_data = {key: os.path.relpath(getattr(recipe.data, key), folder) for key in ("source", "prepared")}
+    if not Path(recipe.data.source).exists():  # 'scenes'
+        del places_of_data["source"]
+    data = recipe.data.model_copy(update=places_of_data)
+    start = named.pop("start", None)
+    return recipe.model_copy(update={"data": data, "start": start, "roles": named})
+
+
+# --- what is trained --------------------------------------------------------------------------------------------------
+
+
+def _build(
+    recipe: Recipe, prepared: Prepared, upstreams: Upstreams, fabric: Fabric, on_progress: OnProgress | None
+) -> tuple[Objective, dict[str, BatchSource]]:
+    """The objective with its models, and the batches of both splits; a failure here leaves no folder behind."""
+    torch.manual_seed(recipe.seed)
+    model_class, model_settings = recipe.component(recipe.trains)
+    if "start" in upstreams:
+        target = load_model(upstreams["start"][0].folder, recipe.trains, model_settings.model_dump())
+    else:
+        captions = [caption for record in prepared.dataset.split("train") for caption in record.captions]
+        target = model_class.make(model_settings, captions, recipe.data, prepared.store.encoder)
+    prepared.store.check(prepared.dataset, target.encoder)
+    target.history = {"recipe": recipe.name}
+    if recipe.training.steps != 0:  # else nothing here trained it
+        target.history |= {
+            "objective": recipe.objective["name"],
+            "trained_on": f"{prepared.dataset.name} ({prepared.dataset.digest[:8]})",
+            "seed": recipe.seed,
+        }
+    frozen = {
+        role: role_model([run.folder for run in upstreams[role]], kind) for role, kind in recipe.needed_roles().items()
+    }
+    stores = _first_alone(fabric, lambda: _stores_of_roles(recipe, prepared, frozen, on_progress))
+    return assemble(recipe, prepared, target, frozen, stores, fabric.global_rank, fabric.world_size, fabric.device)
+
+
+def assemble(
+    recipe: Recipe,
+    prepared: Prepared,
+    target: Model,
+    frozen: Mapping[str, Any],
+    stores: Mapping[str, Prepared] | None = None,
+    rank: int = 0,
+    world: int = 1,
+    device: torch.device | str = "cpu",
+) -> tuple[Objective, dict[str, BatchSource]]:
+    """A recipe's objective over these models, and the batches of the training and the validation split.
+
+    Args:
+        recipe: says which objective, negatives and batches.
+        prepared: data and the target's features.
+        target: what is trained.
+        frozen: role -> model, for all needed roles.
+        stores: encoder name -> data with the features of roles that do not read the target's; found by default.
+        rank: which of `world` processes this is.
+        world: how many processes share each batch.
+        device: where a retriever looks for hard negatives.
+    """
+    stores = _stores_of_roles(recipe, prepared, frozen, None) if stores is None else stores
+    objective_class, settings = recipe.component("objective")
+    needs = objective_class.needs(settings)
+    roles = Roles(target, **{role: frozen[role] for role in needs.roles})
+    objective: Objective = objective_class(settings, roles)
+    likely = None
+    if needs.negatives and recipe.negatives.hard and recipe.negatives.by == "retriever":
+        retriever = frozen["retriever"].to(device)
+        likely = likely_captions(retriever, stores.get(retriever.encoder.name, prepared), "train", recipe.negatives.top)
+    read = {model.encoder.name for model in objective.frozen.values()}
+    training = recipe.training
+    sources = {
+        split: BatchSource(
+            prepared.dataset,
+            prepared.store,
+            split,
+            training.images_per_batch,
+            training.captions_per_image,
+            needs.negatives,
+            # Validation keeps uniform negatives, so that its losses compare across recipes and epochs.
+            recipe.negatives if split == "train" else None,
+            training.bucket_batches,
+            recipe.seed,
+            rank,
+            world,
+            training.accumulate if split == "train" else 1,
+            likely if split == "train" else None,
+            [stores[name].store for name in sorted(read) if name in stores],
+        )
+        for split in ("train", "val")
+    }
+    return objective, sources
+
+
+def role_model(folders: list[Path], kind: str) -> Any:
+    """The frozen model of a role: one, or several captioners as an ensemble."""
+    models = [load_model(folder, kind) for folder in folders]
+    if len(models) > 1 and kind != "captioner":
+        raise RecipeError(f"{folders[1]}: only captioners make an ensemble; give one {kind}")
+    return models[0] if len(models) == 1 else Ensemble(models)
+
+
+def _stores_of_roles(
+    recipe: Recipe, prepared: Prepared, frozen: Mapping[str, Any], on_progress: OnProgress | None
+) -> dict[str, Prepared]:
+    """Features of every role that does not read the target's: encoder name -> data; encoded now if not there."""
+    found: dict[str, Prepared] = {}
+    for model in frozen.values():
+        name = model.encoder.name
+        if name == prepared.store.encoder.name:
+            prepared.store.check(prepared.dataset, model.encoder)
+        elif name not in found:
+            found[name] = prepare(recipe.data, on_progress, model.open_encoder(accelerator()))
+            found[name].store.check(prepared.dataset, model.encoder)
+    return found
+
+
+def _measure(recipe: Recipe, objective: Objective, prepared: Prepared) -> loop.Measure | None:
+    """What validation measures besides the objective's own figures, as the recipe asks."""
+    target: Any = objective.target
+    if images := recipe.training.validate_captions:
+        return lambda: measure_captions(target, prepared, images, recipe.decoding)
+    if recipe.training.validate_retrieval:
+        return lambda: measure_retrieval(target, prepared)
+    return None
+
+
+# --- processes --------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _only_one(folder: Path) -> Iterator[None]:
+    """Refuse to train in a folder where another process trains; its lock ends with it."""
+    with open(folder / ".lock", "w") as lock:
+        if fcntl is not None:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise RunError(f"{folder}: another process trains here; wait for it or choose another --out") from None
+        yield
+
+
+def _first_alone(fabric: Fabric, work: Callable[[], T]) -> T:
+    """The first process works, then the others find what it made."""
+    if fabric.global_rank == 0:
+        made = work()
+        fabric.barrier()
+        return made
+    fabric.barrier()
+    return work()

@@ -1,0 +1,220 @@
+"""Runs: found again, continued, and made from what they say; their model folders and cards."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+
+import tellapart
+from tellapart.captioners.base import Captioner, load_captioner
+from tellapart.decoding.settings import DecodingSettings
+from tellapart.engine import loop
+from tellapart.errors import RecipeError, RunError
+from tellapart.evaluation.evaluate import evaluate_run
+from tellapart.models import model_folder
+from tellapart.objectives.likelihood import Likelihood
+from tellapart.run import Run, open_run
+from tellapart.training import resume, train
+
+RECIPES = Path(__file__).parents[2] / "recipes" / "scenes"
+DATA = {
+    "source": "scenes",
+    "scenes": {"train": 8, "val": 4, "test": 3},
+    "min_count": 1,
+}
+TRAINING = {"steps": 4, "images_per_batch": 4, "validate_every": 2, "log_every": 1}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two recipes: likelihood, and contrast against it."""
+    folder = tmp_path_factory.mktemp("place")
+    mle = {
+        "name": "mle",
+        "data": {**DATA, "prepared": str(folder / "prepared")},
+        "captioner": {"name": "adaptive-attention", "hidden": 8, "embedding": 8, "attention": 8},
+        "objective": {"name": "likelihood"},
+        "training": TRAINING,
+        "decoding": {"max_words": 4},
+    }
+    upstream = {"from": "mle.yaml"}
+    cl = {
+        "name": "cl",
+        "objective": {"name": "contrastive", "negatives": 2},
+        "start": upstream,
+        "roles": {"reference": upstream},
+        "training": TRAINING,
+        "decoding": {"max_words": 4},
+    }
+    for recipe in (mle, cl):
+        (folder / f"{recipe['name']}.yaml").write_text(json.dumps(recipe))
+    return folder
+
+
+def test_a_reference_is_trained_once_and_found_again(place: Path, tmp_path: Path) -> None:
+    run = train(place / "cl.yaml", runs=tmp_path)
+    (reference,) = tmp_path.glob("mle-*")
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+    assert train(place / "cl.yaml", runs=tmp_path).folder == run.folder
+    train(place / "mle.yaml", runs=tmp_path)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before, "nothing was trained again"
+    assert Path(open_run(run.folder).recipe.roles["reference"].places[0]).resolve() == reference.resolve()
+
+
+def test_a_changed_upstream_is_noticed(place: Path, tmp_path: Path) -> None:
+    first = train(place / "cl.yaml", runs=tmp_path, out=tmp_path / "mine").folder
+    assert train(place / "cl.yaml", runs=tmp_path, out=tmp_path / "mine").folder == first
+    (reference,) = tmp_path.glob("mle-*")
+    other = load_captioner(reference)
+    with torch.no_grad():
+        other.predict.bias.add_(0.1)
+    (model_folder(reference) / "README.md").unlink()
+    other.save_pretrained(tmp_path / "other")
+    shutil.copy(tmp_path / "other" / "model.safetensors", model_folder(reference))
+    with pytest.raises(RunError, match=r"mine: holds a run of something else \(changed: upstreams\)"):
+        train(place / "cl.yaml", runs=tmp_path, out=tmp_path / "mine")
+    with pytest.raises(RunError, match=r"changed: upstreams"):
+        resume(first)
+    # Without a folder of one's choice it is another run, beside the first.
+    assert train(place / "cl.yaml", runs=tmp_path).folder != train(place / "mle.yaml", runs=tmp_path).folder
+
+
+def test_a_changed_recipe_or_data_is_noticed(place: Path, tmp_path: Path) -> None:
+    train(place / "mle.yaml", out=tmp_path / "mine")
+    with pytest.raises(RunError, match=r"changed: recipe"):
+        train(place / "mle.yaml", "training.learning_rate=0.5", out=tmp_path / "mine")
+    with pytest.raises(RunError, match=r"changed: recipe, data"):
+        train(place / "mle.yaml", "data.scenes.train=9", out=tmp_path / "mine")
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "letter.txt").write_text("dear")
+    with pytest.raises(RunError, match="is not empty and is no run folder"):
+        train(place / "mle.yaml", out=tmp_path / "full")
+
+
+def test_a_mistake_found_late_does_not_block_the_folder(place: Path, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="no validation figure 'CIDER'"):
+        train(place / "mle.yaml", "training.monitor=CIDER", "training.monitor_best=highest", out=tmp_path / "mine")
+    assert train(place / "mle.yaml", out=tmp_path / "mine").folder == tmp_path / "mine"
+
+
+def test_only_one_process_trains_in_a_folder(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def inner(self: Likelihood) -> None:
+        monkeypatch.undo()
+        with pytest.raises(RunError, match="another process trains here"):
+            train(place / "mle.yaml", out=tmp_path / "mine")
+
+    monkeypatch.setattr(Likelihood, "after_step", inner)
+    train(place / "mle.yaml", out=tmp_path / "mine")
+
+
+def test_a_run_is_found_from_another_folder(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its recipe names data relative to the run."""
+    run = train(place / "mle.yaml", out=place / "runs" / "elsewhere")
+    monkeypatch.chdir(tmp_path)
+    assert "../prepared" in (run.folder / "recipe.yaml").read_text()
+    again = resume(Path(os.path.relpath(run.folder)))
+    assert open_run(again.folder).recipe.digest == run.recipe.digest
+    assert not list(tmp_path.iterdir()), "nothing was rendered again"
+
+
+def test_a_found_run_takes_the_decoding_asked_for(place: Path, tmp_path: Path) -> None:
+    train(place / "mle.yaml", out=tmp_path / "run")
+    run = train(place / "mle.yaml", "decoding.beam=5", out=tmp_path / "run")
+    assert open_run(run.folder).recipe.decoding.beam == 5
+    chosen = ["training.validate_captions=2", "training.monitor=CIDEr", "training.monitor_best=highest"]
+    train(place / "mle.yaml", *chosen, out=tmp_path / "other")
+    with pytest.raises(RunError, match="changed: recipe"):  # there decoding chooses the checkpoint
+        train(place / "mle.yaml", *chosen, "decoding.beam=5", out=tmp_path / "other")
+
+
+def test_a_stopped_run_is_resumed_by_its_folder(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    straight = train(place / "mle.yaml", out=tmp_path / "straight")
+    monkeypatch.setattr(Likelihood, "after_step", lambda self: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(loop.Interrupted, match=r"after step 1 of 4 and saved; the same command .*train --resume"):
+        train(place / "mle.yaml", out=tmp_path / "stopped")
+    monkeypatch.undo()
+    with pytest.raises(RunError, match="not finished; continue it: tellapart train --resume"):
+        open_run(tmp_path / "stopped")
+    run = resume(tmp_path / "stopped")
+    one, other = (load_captioner(found.folder).state_dict() for found in (straight, run))
+    assert all(torch.equal(one[name], other[name]) for name in one)
+    assert resume(tmp_path / "stopped") == run, "a finished run is left as it is"
+    with pytest.raises(RunError, match="this is no run folder"):
+        resume(tmp_path)
+
+
+def test_the_best_by_captions(place: Path, tmp_path: Path) -> None:
+    chosen = ["training.validate_captions=3", "training.monitor=CIDEr", "training.monitor_best=highest"]
+    run = train(place / "mle.yaml", *chosen, "training.keep=best", out=tmp_path / "run")
+    rows = [json.loads(line) for line in (run.folder / "metrics.jsonl").open()]
+    figures = {row["step"]: row["CIDEr"] for row in rows if row["split"] == "val"}
+    best = max(figures, key=lambda step: figures[step])
+    assert model_folder(run.folder).name == f"step-{best}"
+    with pytest.raises(RecipeError, match=r"no validation figure 'CIDEr'.*need training\.validate_captions"):
+        train(place / "mle.yaml", *chosen[1:], out=tmp_path / "other")
+
+
+# --- model folders and cards ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def run(place: Path) -> Run:
+    return train(place / "mle.yaml", runs=place / "runs")
+
+
+def test_a_card_tells_what_was_measured(run: Run) -> None:
+    folder = model_folder(run.folder)
+    rows = [json.loads(line) for line in (run.folder / "metrics.jsonl").open()]
+    loss = next(row["loss"] for row in rows if row["split"] == "val" and row["step"] == 4)
+    card = (folder / "README.md").read_text()
+    assert card.startswith("# mle\n")
+    assert f"## Measured on the validation split\n\n| figure | value |\n|---|---|\n| loss | {loss:.4f} |" in card
+    assert "test split" not in card
+    corpus = evaluate_run(run, retrieval_images=2).corpus
+    card = (folder / "README.md").read_text()
+    assert "## Measured on the validation split" in card
+    assert f"| CIDEr | {corpus['CIDEr']:.4f} |" in card.partition("## Measured on the test split")[2]
+    assert Captioner.from_pretrained(run.folder).history["measured"]["test"] == corpus
+
+
+def test_a_model_folder_alone_captions_a_photograph(run: Run, place: Path, tmp_path: Path) -> None:
+    picture = next((place / "prepared").rglob("*.png"))
+    expected = tellapart.caption([picture], run.folder, DecodingSettings())
+    Captioner.from_pretrained(run.folder).save_pretrained(tmp_path / "model")
+    moved = Path(shutil.move(tmp_path / "model", tmp_path / "moved"))
+    assert {path.name for path in moved.iterdir()} == {
+        *("model.safetensors", "model.json", "vocabulary.json", "README.md")
+    }
+    assert tellapart.caption([picture], model=moved) == expected
+
+
+def test_saving_replaces_a_model_and_nothing_else(run: Run, tmp_path: Path) -> None:
+    captioner = Captioner.from_pretrained(run.folder)
+    captioner.save_pretrained(tmp_path / "model")
+    captioner.save_pretrained(tmp_path / "model")
+    (tmp_path / "model" / "notes.txt").write_text("mine")
+    with pytest.raises(RunError, match=r"holds something else than a model \(notes\.txt\)"):
+        captioner.save_pretrained(tmp_path / "model")
+    with pytest.raises(RunError, match="something else"):
+        captioner.save_pretrained(model_folder(run.folder))
+
+
+def test_a_checkpoint_made_to_run_code_is_refused(run: Run, place: Path, tmp_path: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return os.system, (f"touch {tmp_path / 'owned'}",)
+
+    copy = tmp_path / "copy"
+    shutil.copytree(run.folder, copy)
+    state = json.loads((copy / "run.json").read_text())
+    (copy / "run.json").write_text(json.dumps({**state, "finished": False}))
+    torch.save({"step": Evil()}, model_folder(copy) / "trainer.pt")
+    with pytest.raises(RunError, match=r"trainer\.pt: cannot be read"):
+        resume(copy)
+    assert not (tmp_path / "owned").exists()
