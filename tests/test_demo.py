@@ -91,6 +91,10 @@ def test_a_comparison_needs_its_control(demo: Path) -> None:
     run = open_run(runs_of(demo)["scenes-mle"])
     with pytest.raises(RunError, match="control"):
         compare({"MLE": run, "again": run}, control="other")
+    with pytest.raises(RunError, match="name the treatment"):
+        compare({"MLE": run, "again": run, "more": run}, control="MLE")
+    with pytest.raises(RunError, match="treatment: there is no run 'agian'; did you mean 'again'"):
+        compare({"MLE": run, "again": run}, control="MLE", treatment="agian")
 
 
 def test_an_unknown_budget_is_refused(tmp_path: Path) -> None:

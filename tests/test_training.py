@@ -16,7 +16,7 @@ from tellapart.captioners.base import Captioner, load_captioner
 from tellapart.decoding.settings import DecodingSettings
 from tellapart.engine import loop
 from tellapart.errors import RecipeError, RunError
-from tellapart.evaluation.evaluate import evaluate_run
+from tellapart.evaluation.evaluate import evaluate
 from tellapart.models import model_folder
 from tellapart.objectives.likelihood import Likelihood
 from tellapart.run import Run, open_run
@@ -176,7 +176,7 @@ def test_a_card_tells_what_was_measured(run: Run) -> None:
     assert card.startswith("# mle\n")
     assert f"## Measured on the validation split\n\n| figure | value |\n|---|---|\n| loss | {loss:.4f} |" in card
     assert "test split" not in card
-    corpus = evaluate_run(run, retrieval_images=2).corpus
+    corpus = evaluate(run, retrieval_images=2).corpus
     card = (folder / "README.md").read_text()
     assert "## Measured on the validation split" in card
     assert f"| CIDEr | {corpus['CIDEr']:.4f} |" in card.partition("## Measured on the test split")[2]

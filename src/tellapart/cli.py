@@ -26,6 +26,13 @@ RunsOption = Annotated[Path, typer.Option(help="Where run folders go, as NAME-KE
 BudgetOption = Annotated[
     str | None, typer.Option(help="smoke (seconds), laptop (minutes on two cores) or paper (the published sizes).")
 ]
+JudgeOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        help="Another run that ranks images for the captions: a captioner's, or a retriever's; repeat to ensemble "
+        "captioners."
+    ),
+]
 LimitOption = Annotated[
     int | None, typer.Option(min=2, help="Use only the first so many images for self-retrieval (quadratic work).")
 ]
@@ -195,29 +202,36 @@ def evaluate(
     what: Annotated[Path, typer.Argument(help="A run folder, or a file of captions (JSON, JSONL, COCO results).")],
     data: Annotated[str | None, typer.Option(help="For a file of captions: the data set with the references.")] = None,
     split: Annotated[str, typer.Option(help="The images to measure on.")] = "test",
-    against: Annotated[Path | None, typer.Option(help="Another file of captions, for paired differences.")] = None,
+    against: Annotated[Path | None, typer.Option(help="Another run or file, for paired differences.")] = None,
+    under: JudgeOption = None,
+    consensus: Annotated[
+        int | None, typer.Option(min=1, help="Keep this many of each image's captions by consensus re-ranking.")
+    ] = None,
+    similar: Annotated[
+        int | None, typer.Option(min=1, help="Also measure CIDErBtw with this many similar images (5 in its paper).")
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder for scores.json and per_image.jsonl; by default the captions' own.")
+        Path | None, typer.Option(help="Folder for the results; by default the run folder, or the captions' folder.")
     ] = None,
     retrieval_images: LimitOption = None,
 ) -> None:
-    """Measure a run (captions, quality, diversity, self-retrieval) or anyone's captions against references."""
-    if what.is_dir():
-        from tellapart.evaluation.evaluate import evaluate_run
-        from tellapart.run import open_run
+    """Measure a run's captions, or anyone's: quality, diversity, self-retrieval, with 95 % intervals."""
+    from tellapart.evaluation.evaluate import evaluate as measure
+    from tellapart.pages.tables import print_evaluation
 
-        if data is not None or against is not None or out is not None:
-            raise TellapartError(
-                f"{what}: --data, --against and --out are for files of captions; 'tellapart compare' compares runs"
-            )
-        measured = evaluate_run(open_run(what), split, retrieval_images)
-        _print_figures(measured.corpus)
-        for metric, reason in measured.not_reported.items():
-            print(f"{metric} is not reported: {reason}")
-        return
-    from tellapart.evaluation.caption_files import evaluate_captions, table
-
-    print(table(evaluate_captions(what, data, split, against, out)))
+    print_evaluation(
+        measure(
+            what,
+            data,
+            split=split,
+            against=against,
+            under=under or [],
+            retrieval_images=retrieval_images,
+            consensus=consensus,
+            similar=similar,
+            out=out,
+        )
+    )
 
 
 @app.command("evaluate-retrieval")
@@ -253,15 +267,13 @@ def evaluate_retrieval(
 
 @app.command("self-retrieval")
 def self_retrieval(
-    run: Annotated[Path, typer.Argument(help="A run folder: who wrote the captions.")],
+    run: Annotated[Path, typer.Argument(help="A run folder of a captioner.")],
     captions: Annotated[
         Path | None, typer.Option(help="A file of captions to rank instead (JSON, JSONL, COCO results).")
     ] = None,
-    under: Annotated[
-        Path | None, typer.Option(help="Another run that ranks the captions, a captioner's or a retriever's.")
-    ] = None,
+    under: JudgeOption = None,
     split: Annotated[str, typer.Option(help="The images to rank.")] = "test",
-    images: Annotated[int | None, typer.Option(min=1, help="Only the first so many.")] = None,
+    images: Annotated[int | None, typer.Option(min=1, help="Use only the first images.")] = None,
     part: Annotated[str, typer.Option(help="Rank only this part, e.g. 2/4; other processes do the others.")] = "1/1",
     out: Annotated[
         Path | None, typer.Option(help="Folder for ranks.jsonl and self_retrieval.json; by default RUN/self-retrieval.")
@@ -269,38 +281,56 @@ def self_retrieval(
 ) -> None:
     """Let each caption look for its own image among all, by p(caption | image) or a retriever's similarity.
 
-    The same command continues.
+    The same command continues after an interruption.
     """
     from tellapart.data.features import Part
-    from tellapart.evaluation.rank_run import rank_run
+    from tellapart.evaluation.evaluate import self_retrieval_study
     from tellapart.run import open_run
 
-    judge = None if under is None else open_run(under)
-    ranked = rank_run(open_run(run), captions, judge, split, images, Part.parse(part), out)
-    if ranked is None:
+    found = self_retrieval_study(
+        open_run(run),
+        captions=captions,
+        under=under or [],
+        split=split,
+        images=images,
+        part=Part.parse(part),
+        out=out,
+    )
+    if found is None:
         print(f"part {part} is ranked; the figures come when all parts are")
         return
-    _print_figures(ranked.figures)
-    print(f"\n{ranked.folder}")
+    _print_figures(found.figures)
+    print(f"\n{found.folder}")
 
 
 @app.command()
 def compare(
-    runs: Annotated[list[str], typer.Argument(help="LABEL=RUN, at least two; the last is compared.")],
-    control: Annotated[str, typer.Option(help="Label of the run that the last one is compared with.")],
+    runs: Annotated[list[str], typer.Argument(help="LABEL=RUN, at least two.")],
+    control: Annotated[str, typer.Option(help="Label of the run that all others are compared with.")],
+    treatment: Annotated[
+        str | None, typer.Option(help="Label of the run whose captions the report shows; needed with over two runs.")
+    ] = None,
+    baseline: Annotated[
+        str | None, typer.Option(help="Label of the run shown beside the treatment; by default the control.")
+    ] = None,
+    judge: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Ranks the captions of all: a label, or a run folder of a captioner or retriever; repeat folders of "
+            "captioners to ensemble them. By default the control."
+        ),
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for report.html and comparison.json.")] = Path("comparison"),
     split: Annotated[str, typer.Option(help="The images to measure on.")] = "test",
-    under: Annotated[
-        Path | None, typer.Option(help="The run that judges all captions, e.g. a retriever's; by default the first.")
-    ] = None,
     retrieval_images: LimitOption = None,
 ) -> None:
-    """Put runs side by side: a table, paired significance against a control, and a report with pictures."""
+    """Compare runs: a table, paired significance of every run against a control, and a report with pictures."""
     from tellapart.evaluation.compare import compare as compare_runs
-    from tellapart.pages.report import comparison_table, write_report
-    from tellapart.run import open_run
+    from tellapart.pages.report import write_report
+    from tellapart.pages.tables import print_comparison
+    from tellapart.run import Run, open_run
 
-    opened = {}
+    opened: dict[str, Run | str | Path] = {}
     for named in runs:
         label, equals, folder = named.partition("=")
         if not equals or not label:
@@ -308,9 +338,17 @@ def compare(
         if label in opened:
             raise TellapartError(f"'{named}': '{label}' names two runs; give each a label of its own")
         opened[label] = open_run(Path(folder))
-    judge = None if under is None else open_run(under)
-    comparison = compare_runs(opened, control, split, retrieval_images, judge)
-    print(comparison_table(comparison))
+    by_label = judge is not None and len(judge) == 1 and judge[0] in opened
+    comparison = compare_runs(
+        opened,
+        control=control,
+        treatment=treatment,
+        baseline=baseline,
+        judge=judge[0] if judge and by_label else judge,
+        split=split,
+        retrieval_images=retrieval_images,
+    )
+    print_comparison(comparison)
     print(f"\n{write_report(comparison, out)}")
 
 

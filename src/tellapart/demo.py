@@ -6,7 +6,8 @@ import time
 from pathlib import Path
 
 from tellapart.evaluation.compare import compare
-from tellapart.pages.report import comparison_table, write_report
+from tellapart.pages.report import write_report
+from tellapart.pages.tables import print_comparison
 from tellapart.progress import duration
 from tellapart.recipe import Recipe, recipes_folder
 from tellapart.run import Run
@@ -33,8 +34,8 @@ def run_demo(folder: Path, budget: str = "laptop") -> Path:
         if label == "CL":
             overrides.append(f"roles.reference.from={runs['MLE'].folder}")
         runs[label] = run_recipe(Recipe.load(recipes_folder() / name, overrides, budget), folder / "runs")
-    comparison = compare(runs, control="MLE continued")
+    comparison = compare(runs, control="MLE continued", treatment="CL", baseline="MLE", judge="MLE")
     report = write_report(comparison, folder)
-    print(f"\n{comparison_table(comparison)}")
+    print_comparison(comparison)
     print(f"\nThe demo took {duration(time.monotonic() - began)}.")
     return report

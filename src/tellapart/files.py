@@ -83,13 +83,30 @@ def find_or_make(path: Path, made_from: Any, make: Callable[[], dict[str, Any]])
     """
     digest = digest_of(made_from)
     if path.exists():
-        found: dict[str, Any] = read_json(path)
-        if found.get("made_from") == digest:
+        found = read_json(path)
+        if not isinstance(found, dict) or "made_from" not in found:
+            raise DataError(f"{path}: was not written by tellapart and is not overwritten; write to another folder")
+        if found["made_from"] == digest:
             return found
         path.unlink()
     content = {"made_from": digest, **make()}
     write_json(path, content)
     return content
+
+
+def find_or_make_rows(path: Path, made_from: Any, make: Callable[[], list[Any]]) -> list[Any]:
+    """As `find_or_make`, for a JSONL file; the digest is in a hidden file beside it."""
+    mark, digest = path.with_name(f".{path.name}.made_from"), digest_of(made_from)
+    if path.exists():
+        if not mark.exists():
+            raise DataError(f"{path}: was not written by tellapart and is not overwritten; move it away")
+        if mark.read_text(encoding="utf-8") == digest:
+            return read_jsonl(path)
+        path.unlink()
+    rows = make()
+    write_text(mark, digest)
+    write_jsonl(path, rows)
+    return rows
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 OnProgress = Callable[[str, int, int], None]
 
@@ -70,3 +70,12 @@ def show_progress() -> OnProgress:
         lines.setdefault(what, ProgressLine(what)).update(done, of)
 
     return show
+
+
+def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A table on the standard output stream; all columns but the first are right-aligned."""
+    lines = [list(headings), *map(list, rows)]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(headings))]
+    for line in lines:
+        cells = [line[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(line[1:], widths[1:], strict=True))]
+        print("  ".join(cells).rstrip())

@@ -17,10 +17,12 @@ from PIL import Image
 from tellapart import cli
 from tellapart.data.records import Record
 from tellapart.errors import DataError
-from tellapart.evaluation import caption_files
-from tellapart.evaluation.caption_files import evaluate_captions, match_ids, read_captions, table
+from tellapart.evaluation import caption_measure
+from tellapart.evaluation.caption_files import match_ids, read_captions
+from tellapart.evaluation.evaluate import evaluate as evaluate_captions
 from tellapart.metrics import bleu_scores, evaluate, tokenize
 from tellapart.metrics.diversity import candidate_scores
+from tellapart.pages.tables import evaluation_table
 
 # METEOR's tables take seconds to load and are tested elsewhere.
 METRICS = ("bleu", "rouge", "cider", "diversity")
@@ -196,10 +198,10 @@ def test_figures_are_those_of_the_metrics(data: str, tmp_path: Path) -> None:
 
 
 def test_bleu_is_resampled_as_a_corpus(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(caption_files, "SAMPLES", 50)
+    monkeypatch.setattr(caption_measure, "SAMPLES", 50)
     found = evaluate_captions(write(tmp_path / "captions.json", CAPTIONS), data, metrics=["bleu"])
     references, captions = list(map(tokenize, REFERENCES.values())), tokenize(list(CAPTIONS.values()))
-    generator = np.random.default_rng(caption_files.SEED)
+    generator = np.random.default_rng(caption_measure.SEED)
     # Families are numbered in the order of their sorted names.
     order = np.argsort(list(REFERENCES))
     drawn = []
@@ -254,8 +256,8 @@ def test_one_caption_against_several(data: str, tmp_path: Path) -> None:
     found = evaluate_captions(path, data, against=other, metrics=METRICS)
     assert "Div_1" in found.corpus
     assert "Div_1" not in found.differences
-    line = next(line for line in table(found).splitlines() if line.startswith("Div_1"))
-    assert line.split()[-4:] == ["–", "–", "–", "–"]
+    line = next(row for row in evaluation_table(found)[1] if row[0] == "Div_1")
+    assert line[-4:] == ["–", "–", "–", "–"]
 
 
 def test_near_duplicates_are_drawn_together(tmp_path: Path) -> None:
@@ -285,7 +287,7 @@ def test_one_image_has_no_interval(tmp_path: Path) -> None:
     found = evaluate_captions(path, data, against=path, metrics=METRICS)
     assert (found.intervals, found.differences) == ({}, {})
     assert found.corpus["mean_length"] == 2.0
-    assert "mean_length" in table(found)
+    assert "mean_length" in [row[0] for row in evaluation_table(found)[1]]
 
 
 # --- files written ----------------------------------------------------------------------------------------------------
@@ -296,23 +298,54 @@ def test_written_beside_the_captions_or_elsewhere(data: str, tmp_path: Path) -> 
     folder.mkdir()
     path = write(folder / "captions.json", CAPTIONS)
     found = evaluate_captions(path, data, against=write(tmp_path / "better.json", BETTER), metrics=METRICS)
-    assert sorted(file.name for file in folder.iterdir()) == ["captions.json", "per_image.jsonl", "scores.json"]
+    expected = ["captions.json", "differences.json", "per_image.jsonl", "scores.json"]
+    assert sorted(file.name for file in folder.iterdir()) == expected
     scores = json.loads((folder / "scores.json").read_text(encoding="utf-8"))
     assert scores["corpus"] == found.corpus
     assert scores["intervals"]["CIDEr"] == [found.intervals["CIDEr"].low, found.intervals["CIDEr"].high]
     assert (scores["captions"], scores["data"], scores["split"]) == ("captions.json", "karpathy", "test")
     assert (scores["images"], scores["captions_per_image"]) == (IMAGES, 1)
-    assert scores["against"]["captions"] == "better.json"
-    assert scores["against"]["differences"]["CIDEr"]["p_value"] == found.differences["CIDEr"].p_value
+    differences = json.loads((folder / "differences.json").read_text(encoding="utf-8"))
+    assert Path(differences["against"]).name == "better.json"
+    assert differences["differences"]["CIDEr"]["p_value"] == found.differences["CIDEr"].p_value
     rows = [json.loads(line) for line in (folder / "per_image.jsonl").read_text(encoding="utf-8").splitlines()]
     assert rows == found.rows
     evaluate_captions(path, data, out=tmp_path / "new" / "folder", metrics=METRICS)
-    assert "against" not in json.loads((tmp_path / "new" / "folder" / "scores.json").read_text(encoding="utf-8"))
+    assert not (tmp_path / "new" / "folder" / "differences.json").exists()
 
 
 def test_the_same_twice(data: str, tmp_path: Path) -> None:
     path = write(tmp_path / "captions.json", SEVERAL)
     assert evaluate_captions(path, data, metrics=METRICS) == evaluate_captions(path, data, metrics=METRICS)
+
+
+def test_a_file_of_the_users_is_not_overwritten(data: str, tmp_path: Path) -> None:
+    path, mine = write(tmp_path / "captions.json", CAPTIONS), write(tmp_path / "scores.json", {"mine": 1})
+    with pytest.raises(DataError, match=r"scores\.json: was not written by tellapart"):
+        evaluate_captions(path, data, metrics=METRICS)
+    assert json.loads(mine.read_text(encoding="utf-8")) == {"mine": 1}
+
+
+def test_consensus_keeps_the_best_captions(tmp_path: Path) -> None:
+    """Captions like those of similar training pictures are kept."""
+    images = []
+    for colour, text in (("red", "a red bus"), ("blue", "a blue sea")):
+        for split in ("train", "test"):
+            Image.new("RGB", (48, 48), colour).save(tmp_path / f"{split}-{colour}.png")
+            sentences = [{"raw": text if split == "train" else "a hen"}]
+            images.append({"filename": f"{split}-{colour}.png", "split": split, "sentences": sentences})
+    folder = write(tmp_path / "karpathy.json", {"images": images})
+    said = {id: ["a blue sea", "a red bus"] for id in ("test-red", "test-blue")}
+    path = write(tmp_path / "captions.json", said)
+    found = evaluate_captions(path, str(folder), consensus=1, similar=1, metrics=["cider"], out=tmp_path / "out")
+    assert set(found.corpus) == {"CIDEr", "CIDErBtw"}
+    assert all(len(captions) == 1 for captions in found.captions.values())
+    # With two training pictures both are neighbours, and a tie keeps the first caption.
+    assert set(map(tuple, found.captions.values())) == {("a blue sea",)}
+    with pytest.raises(DataError, match="the best 3 cannot be taken"):
+        evaluate_captions(path, str(folder), consensus=3, metrics=["cider"], out=tmp_path / "out")
+    with pytest.raises(DataError, match="2 similar images cannot be found in a split of 2"):
+        evaluate_captions(path, str(folder), similar=2, metrics=["cider"], out=tmp_path / "out")
 
 
 def test_scores_of_a_run_are_not_overwritten(data: str, tmp_path: Path) -> None:
@@ -384,7 +417,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
     def without_meteor(*arguments: Any, **options: Any) -> Any:
         return all_of_them(*arguments, **{**options, "metrics": METRICS})
 
-    monkeypatch.setattr(caption_files, "evaluate", without_meteor)
+    monkeypatch.setattr(caption_measure, "evaluate", without_meteor)
 
     def call(*arguments: str | Path) -> Result:
         monkeypatch.setattr(sys, "argv", ["tellapart", "evaluate", *map(str, arguments)])
@@ -400,7 +433,7 @@ def test_command_prints_a_table(run: Run, data: str, tmp_path: Path) -> None:
     path, other = write(tmp_path / "a.json", CAPTIONS), write(tmp_path / "b.json", BETTER)
     plain = run(path, "--data", data)
     assert (plain.status, plain.err) == (0, "")
-    assert re.search(r"^ +a\.json +95 % interval\n", plain.out)
+    assert re.search(r"^ +\S*a\.json +95 % interval\n", plain.out)
     assert re.search(r"\nCIDEr +\d\.\d{4} +\[\d\.\d{4}, \d\.\d{4}\]\n", plain.out)
     assert re.search(r"\ndistinct +\d\.\d{4} +–\n", plain.out)
     paired = run(path, "--data", data, "--against", other, "--out", tmp_path / "out")
@@ -416,7 +449,7 @@ def test_command_tells_what_is_wrong(run: Run, data: str, tmp_path: Path) -> Non
         (("none.json", "--data", data), "none.json: this caption file does not exist"),
         ((path, "--data", data, "--against", "none.json"), "none.json: this caption file does not exist"),
         ((path, "--data", data, "--split", "val"), "no image is in the split 'val'"),
-        ((tmp_path, "--against", path), "are for files of captions; 'tellapart compare' compares runs"),
+        ((tmp_path, "--against", path), "this is no run folder"),
     ):
         result = run(*arguments)
         assert (result.status, result.out) == (2, "")
@@ -426,7 +459,7 @@ def test_command_tells_what_is_wrong(run: Run, data: str, tmp_path: Path) -> Non
 
 
 def test_long_work_shows_progress(run: Run, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(caption_files, "_BLOCK", 5)
+    monkeypatch.setattr(caption_measure, "_BLOCK", 5)
     told = run(write(tmp_path / "a.json", SEVERAL), "--data", data).err
     assert f"tokenising references {3 * IMAGES}/{3 * IMAGES}" in told
     assert f"tokenising captions {4 * IMAGES}/{4 * IMAGES}" in told

@@ -19,8 +19,8 @@ from tellapart.engine import loop
 from tellapart.errors import RecipeError, RunError
 from tellapart.evaluation import evaluate_retrieval as module
 from tellapart.evaluation.compare import compare
+from tellapart.evaluation.evaluate import self_retrieval_study
 from tellapart.evaluation.evaluate_retrieval import compare_retrieval, evaluate_retrieval
-from tellapart.evaluation.rank_run import rank_run
 from tellapart.evaluation.retrieval import rank_split
 from tellapart.files import read_json, read_jsonl
 from tellapart.metrics import summarize_retrieval
@@ -278,7 +278,7 @@ def ranks_of(ranking: Run, prepared: Prepared, rows: list[dict[str, Any]]) -> li
 
 
 def test_self_retrieval_under_a_retriever(ranking: Run, mle: Run, tmp_path: Path) -> None:
-    ranked = rank_run(mle, under=ranking)
+    ranked = self_retrieval_study(mle, under=[ranking])
     assert ranked is not None
     rows = read_jsonl(ranked.folder / "ranks.jsonl")
     assert ranked.folder.name == f"self-retrieval-under-{ranking.folder.name}"
@@ -286,11 +286,11 @@ def test_self_retrieval_under_a_retriever(ranking: Run, mle: Run, tmp_path: Path
     assert {"id", "caption", "similarity", "rank"} == set(rows[0])
     assert ranked.figures["images"] == 6
     assert ranked.figures["mean_rank"] == pytest.approx(np.mean([row["rank"] for row in rows]))
-    assert rank_run(mle, under=ranking) == ranked
-    with pytest.raises(RunError, match="is quick and not shared out"):
-        rank_run(mle, under=ranking, part=Part(0, 2), out=tmp_path)
-    with pytest.raises(RunError, match="a retriever writes no captions; give a captioner's run"):
-        rank_run(ranking)
+    assert self_retrieval_study(mle, under=[ranking]) == ranked
+    with pytest.raises(RunError, match="is fast and has no parts"):
+        self_retrieval_study(mle, under=[ranking], part=Part(0, 2), out=tmp_path)
+    with pytest.raises(RunError, match="a retriever writes no captions; give the run of a captioner"):
+        self_retrieval_study(ranking)
 
 
 def test_another_reading_is_another_judge(ranking: Run, mle: Run, tmp_path: Path) -> None:
@@ -301,7 +301,9 @@ def test_another_reading_is_another_judge(ranking: Run, mle: Run, tmp_path: Path
     description = read_json(model_folder(folder) / "model.json")
     description["retriever"]["reading"] = "dot"
     (model_folder(folder) / "model.json").write_text(json.dumps(description))
-    ranks = [rank_run(mle, under=judge, out=tmp_path / "out") for judge in (ranking, open_run(folder), ranking)]
+    ranks = [
+        self_retrieval_study(mle, under=[judge], out=tmp_path / "out") for judge in (ranking, open_run(folder), ranking)
+    ]
     similarities = read_jsonl(tmp_path / "out" / "ranks.jsonl")
     assert all(-1 <= row["similarity"] <= 1 for row in similarities)
     assert ranks[0] == ranks[2]
@@ -309,16 +311,17 @@ def test_another_reading_is_another_judge(ranking: Run, mle: Run, tmp_path: Path
 
 def test_a_comparison_under_a_retriever(ranking: Run, mle: Run, place: Path, tmp_path: Path) -> None:
     other = train(place / "mle.yaml", "seed=3", runs=place / "runs")
-    comparison = compare({"one": mle, "two": other}, control="one", under=ranking)
+    comparison = compare({"one": mle, "two": other}, control="one", judge=[ranking])
     assert comparison.judge == "ranking"
     prepared = ranking.data
     for row in comparison.rows:
-        assert row.under_judge.tolist() == ranks_of(ranking, prepared, row.evaluation.rows)
-    assert "… ranked by ranking" in comparison_table(comparison)
+        assert row.evaluation.values("rank_under_judge").tolist() == ranks_of(ranking, prepared, row.evaluation.rows)
+        assert 0 <= row.evaluation.corpus["CLIPScore"] <= 2.5
+    assert "… ranked by ranking" in comparison_table(comparison)[0]
     page = write_report(comparison, tmp_path).read_text(encoding="utf-8")
     assert "… ranked by ranking" in page
     assert "mean rank under ranking" in page
     assert read_json(tmp_path / "comparison.json")["judge"] == "ranking"
     own = compare({"one": mle, "two": other}, control="one")
     assert own.judge == "one"
-    assert own.rows[0].under_judge.tolist() == own.rows[0].evaluation.values("rank").tolist()
+    assert own.rows[0].evaluation.values("rank_under_judge").tolist() == own.rows[0].evaluation.values("rank").tolist()

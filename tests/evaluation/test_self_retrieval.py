@@ -18,18 +18,22 @@ from tellapart import cli
 from tellapart.captioners.base import Captioner
 from tellapart.data.features import FeatureStore, Part
 from tellapart.data.prepare import Prepared
+from tellapart.decoding.ensemble import Ensemble
 from tellapart.decoding.search import decode_rows
 from tellapart.decoding.settings import DecodingSettings
 from tellapart.errors import DataError, RunError, StoreError
-from tellapart.evaluation import rank_run as command
+from tellapart.evaluation import evaluate as command
+from tellapart.evaluation import judge, tree_scores
 from tellapart.evaluation import self_retrieval as module
-from tellapart.evaluation import tree_scores
+from tellapart.evaluation.evaluate import self_retrieval_study
+from tellapart.evaluation.judge import Judge, rank_captions
 from tellapart.evaluation.prefix_tree import PrefixTree
-from tellapart.evaluation.rank_run import rank_run
 from tellapart.evaluation.self_retrieval import self_retrieval, self_retrieval_part
 from tellapart.evaluation.tree_scores import TreeScorer
 from tellapart.files import read_json, read_jsonl, write_jsonl
 from tellapart.metrics import rank_of_true
+from tellapart.recipe import Recipe
+from tellapart.run import Run
 from tellapart.text import END
 
 DATASET, STORE = make_data()
@@ -350,28 +354,25 @@ def test_what_was_kept_of_another_study_is_not_taken(tmp_path: Path) -> None:
 # --- the command ----------------------------------------------------------------------------------------------------
 
 
-class TinyRun:
-    """What a command needs of a finished run."""
+class TinyRun(Run):
+    """A run of a tiny captioner that always says the same."""
 
     def __init__(self, folder: Path, captioner: Captioner) -> None:
-        self.folder = folder
-        self.captioner = captioner
-        self.data = Prepared(DATASET, STORE, folder)
-        decoding = SimpleNamespace(model_dump=dict)
-        self.recipe = SimpleNamespace(name=folder.name, data=None, decoding=decoding, trains="captioner")
+        recipe = Recipe.load("scenes/adaptive-mle.yaml", [f"name={folder.name}"], "smoke")
+        super().__init__(folder, recipe)
+        vars(self).update(data=Prepared(DATASET, STORE, folder), model=captioner)
         captioner.save_pretrained(folder)
 
 
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """Two runs, by folder; each says what it always says."""
-    said = [SimpleNamespace(caption=caption) for caption in CAPTIONS]
-    monkeypatch.setattr(command, "caption_records", lambda run, prepared, records: said[: len(records)])
-    monkeypatch.setattr(
-        command,
-        "caption_rows",
-        lambda ids, captions: [{"id": id, "caption": one.caption} for id, one in zip(ids, captions, strict=True)],
-    )
+    """Two runs, by folder."""
+
+    def captions(run: Run, split: str, images: int | None = None) -> list[dict[str, Any]]:
+        records = DATASET.split(split)[:images]
+        return [{"id": record.id, "captions": [said]} for record, said in zip(records, CAPTIONS, strict=False)]
+
+    monkeypatch.setattr(command, "run_captions", captions)
     found = {
         str(tmp_path / name): TinyRun(tmp_path / name, sharp_captioner(seed=seed)) for seed, name in enumerate("ab")
     }
@@ -397,8 +398,8 @@ def test_the_command(
     assert figures["chance_R@1"] == pytest.approx(1 / len(TRAIN))
     assert {"mean_rank", "median_rank", "shared", "pruned"} < set(figures)
     assert all(name in printed for name in figures)
-    assert not list(out.glob("blocks-*"))
-    monkeypatch.setattr(command, "self_retrieval_part", None)  # a second call finds it all
+    assert [path.suffix for path in (tmp_path / "a" / "ranks").iterdir()] == [".json"], "finished blocks are removed"
+    monkeypatch.setattr(judge, "self_retrieval_part", None)  # a second call finds it all
     cli.self_retrieval(tmp_path / "a", split="train")
     assert capsys.readouterr().out == printed
 
@@ -408,14 +409,14 @@ def test_captions_of_a_file_under_another_run(runs: dict[str, Any], tmp_path: Pa
     path = tmp_path / "said.jsonl"
     said = [{"id": record.id, "caption": "a red house"} for record in DATASET.split("train")]
     write_jsonl(path, reversed(said))
-    ranked = rank_run(a, captions=path, under=b, split="train", images=4)
+    ranked = self_retrieval_study(a, captions=path, under=[b], split="train", images=4)
     assert ranked is not None
     assert ranked.folder == a.folder / "self-retrieval-under-b"
     expected = self_retrieval(b.captioner, STORE, TRAIN[:4], ["a red house"] * 4)
     assert [row["rank"] for row in read_jsonl(ranked.folder / "ranks.jsonl")] == expected.ranks.tolist()
     write_jsonl(path, said[1:])
-    with pytest.raises(DataError, match=r"said\.jsonl: '0' of split 'train' has no caption; check --split"):
-        rank_run(a, captions=path, split="train")
+    with pytest.raises(DataError, match=r"said\.jsonl: '0' has no caption; every image of split 'train' needs one"):
+        self_retrieval_study(a, captions=path, split="train")
 
 
 def test_the_command_in_parts(
@@ -431,8 +432,30 @@ def test_the_command_in_parts(
         cli.self_retrieval(tmp_path / "a", part="3/2")
 
 
+def test_an_ensemble_as_the_judge(runs: dict[str, Any]) -> None:
+    a, b = runs.values()
+    found = self_retrieval_study(a, under=[a, b], split="train")
+    assert found is not None
+    assert found.folder.name == "self-retrieval-under-a+b"
+    both = Ensemble([a.captioner, b.captioner])
+    expected = self_retrieval(both, STORE, TRAIN, CAPTIONS[: len(TRAIN)])
+    assert [row["rank"] for row in read_jsonl(found.folder / "ranks.jsonl")] == expected.ranks.tolist()
+
+
+def test_ranks_are_shared_by_all_who_ask(runs: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    a, _ = runs.values()
+    ids = [record.id for record in DATASET.split("train")]
+    shown = rank_captions(Judge((a,)), ids, CAPTIONS[: len(ids)], shown=judge.SHOWN)
+    monkeypatch.setattr(judge, "self_retrieval_part", None)
+    again = rank_captions(Judge((a,)), ids, CAPTIONS[: len(ids)])
+    assert shown is not None
+    assert again is not None
+    assert again.ranks.tolist() == shown.ranks.tolist()
+    assert again.first.shape == (len(ids), 0)
+
+
 def test_other_data_is_refused(runs: dict[str, Any]) -> None:
     a, b = runs.values()
-    b.data = Prepared(SimpleNamespace(digest="other"), STORE, Path())  # type: ignore[arg-type]
+    vars(b)["data"] = Prepared(SimpleNamespace(digest="other"), STORE, Path())  # type: ignore[arg-type]
     with pytest.raises(RunError, match="has other data than"):
-        rank_run(a, under=b)
+        self_retrieval_study(a, under=[b])

@@ -16,8 +16,8 @@ from support.dual_encoders import KINDS, POSITIONS, SIZE, WIDTH, encoder_of, mak
 from support.huggingface import transformers
 from tellapart.encoders import open_encoder
 from tellapart.errors import RecipeError, StoreError
-from tellapart.evaluation.evaluate import rank_captions_by_similarity
 from tellapart.evaluation.evaluate_retrieval import evaluate_retrieval
+from tellapart.evaluation.judge import Judge, rank_captions
 from tellapart.evaluation.retrieval import rank_split
 from tellapart.metrics import summarize_retrieval
 from tellapart.recipe import Recipe
@@ -142,9 +142,11 @@ def test_it_is_trained_measured_and_judges(folder: Path, kind: str, tmp_path: Pa
     measured = evaluate_retrieval(run)
     assert 0 <= measured.figures["R@sum"] <= 6
     records = run.data.dataset.split("test")
-    judged = rank_captions_by_similarity(run, records, [record.captions[0] for record in records], "tiny")
+    ids, captions = [record.id for record in records], [record.captions[0] for record in records]
+    judged = rank_captions(Judge((run,)), ids, captions)
+    assert judged is not None
     assert ((judged.ranks >= 1) & (judged.ranks <= len(records))).all()
-    assert np.isfinite(judged.similarities).all()
+    assert np.isfinite(judged.scores).all()
 
 
 def test_another_model_in_the_same_folder_is_another_run(folder: Path, kind: str, tmp_path: Path) -> None:

@@ -1,158 +1,118 @@
-"""Several runs on the same images, side by side, with paired significance against a control."""
+"""Several runs on the same images, side by side; each is compared with a control, with paired significance."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from tellapart.data.prepare import Prepared
 from tellapart.data.records import Record
-from tellapart.errors import RunError
-from tellapart.evaluation.evaluate import (
-    Evaluation,
-    evaluate_run,
-    judge_digest,
-    rank_captions,
-    rank_captions_by_similarity,
-    retrieval_figures,
-)
-from tellapart.files import digest_of, read_json, write_json
-from tellapart.metrics import PairedDifference, paired_bootstrap
-from tellapart.run import Run
+from tellapart.errors import RunError, did_you_mean
+from tellapart.evaluation.caption_measure import CaptionMeasure
+from tellapart.evaluation.evaluate import Evaluation, evaluate, measured_again, open_judge
+from tellapart.evaluation.judge import Judge
+from tellapart.metrics import PairedDifference
+from tellapart.run import Run, open_run
 
 
 @dataclass(frozen=True)
-class Row:
-    """One run of a comparison.
-
-    Attributes:
-        label: what the table calls it.
-        run: the training.
-        evaluation: its figures, its captions ranked by itself.
-        under_judge: ranks of its captions under the judge.
-    """
+class ComparedRun:
+    """One row of a comparison: a run, what the table calls it, and its figures."""
 
     label: str
     run: Run
     evaluation: Evaluation
-    under_judge: np.ndarray
-
-    def figures(self) -> dict[str, float]:
-        judged = retrieval_figures(self.under_judge, len(self.under_judge))
-        return {
-            **self.evaluation.corpus,
-            "under_judge_R@1": judged["self_retrieval_R@1"],
-            "under_judge_mean_rank": judged["self_retrieval_mean_rank"],
-        }
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Rows of a table and the last row's differences from the control.
+    """Runs side by side.
 
     Attributes:
-        rows: the first is usually the MLE model.
-        control: label of the row that the last one is compared with.
-        differences: figure -> paired bootstrap of (last row - control).
+        rows: in table order.
+        control: label of the row that all others are compared with.
+        treatment: label of the row whose captions the report shows.
+        baseline: label of the row whose captions it shows beside them.
+        judge: name of the judge that ranked the captions of all.
+        differences: label -> figure -> paired bootstrap of (row - control), for every row but the control.
         records: the images of the split, in row order.
-        prepared: their data.
-        under: name of the run under which the captions of all are ranked, where it is none of the rows.
     """
 
-    rows: list[Row]
+    rows: list[ComparedRun]
     control: str
-    differences: dict[str, PairedDifference]
+    treatment: str
+    baseline: str
+    judge: str
+    differences: dict[str, dict[str, PairedDifference]]
     records: list[Record]
-    prepared: Prepared
-    under: str | None = None
 
-    @property
-    def judge(self) -> str:
-        """Who ranks the captions of all: the first row, unless another run was asked to."""
-        return self.under or self.rows[0].label
+    def row(self, label: str) -> ComparedRun:
+        return next(row for row in self.rows if row.label == label)
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "rows": {row.label: row.figures() for row in self.rows},
+            "rows": {row.label: row.evaluation.corpus for row in self.rows},
             "judge": self.judge,
             "control": self.control,
-            "compared": self.rows[-1].label,
-            "differences": {name: asdict(difference) for name, difference in self.differences.items()},
+            "treatment": self.treatment,
+            "differences": {
+                label: {name: asdict(difference) for name, difference in found.items()}
+                for label, found in self.differences.items()
+            },
         }
 
 
 def compare(
-    runs: Mapping[str, Run],
+    runs: Mapping[str, Run | str | Path],
+    *,
     control: str,
+    treatment: str | None = None,
+    baseline: str | None = None,
+    judge: str | Sequence[Run | str | Path] | None = None,
     split: str = "test",
     retrieval_images: int | None = None,
-    under: Run | None = None,
 ) -> Comparison:
-    """Evaluate every run; compare the last one with the control by paired bootstrap.
+    """Evaluate every run and compare each with the control by paired bootstrap.
 
-    Near-duplicates of one family are resampled together: they are not independent.
+    Near-duplicates of one family are resampled together, because they are not independent.
 
     Args:
-        runs: label -> run, in table order.
-        control: label of the run that the last one is compared with.
+        runs: label -> run or run folder, in table order.
+        control: label of the run that the others are compared with.
+        treatment: label of the run whose captions the report shows; needed with more than two runs.
+        baseline: label of the run whose captions it shows beside them; by default the control.
+        judge: who ranks the captions of all: a label, or runs (a captioner, several as an ensemble, or a retriever);
+            by default the control.
         split: the images.
-        retrieval_images: limit of the self-retrieval study.
-        under: the run that judges the captions of all, a captioner's or a retriever's; by default the first one.
+        retrieval_images: rank only the first so many images.
+
+    Example:
+        >>> found = compare({"MLE": mle, "CL": cl}, control="MLE")            # doctest: +SKIP
+        >>> found.differences["CL"]["self_retrieval_R@1"]                     # doctest: +SKIP
     """
-    if len(runs) < 2 or control not in runs:
-        raise RunError(f"a comparison needs at least two runs, the control '{control}' among them: {', '.join(runs)}")
-    first = next(iter(runs.values()))
-    judge, judge_label = (first, next(iter(runs))) if under is None else (under, under.recipe.name)
-    prepared = first.data
-    for label, run in {**runs, judge_label: judge}.items():
-        if run.data.dataset.digest != prepared.dataset.digest:
+    opened = {label: run if isinstance(run, Run) else open_run(run) for label, run in runs.items()}
+    others = [label for label in opened if label != control]
+    if len(opened) < 2 or control not in opened:
+        raise RunError(f"a comparison needs at least two runs, the control '{control}' among them: {', '.join(opened)}")
+    if treatment is None and len(others) > 1:
+        raise RunError(f"name the treatment, whose captions are shown: one of {', '.join(others)}")
+    treatment, baseline = treatment or others[0], baseline or control
+    judge = control if judge is None else judge
+    for role, label in (("treatment", treatment), ("baseline", baseline), ("judge", judge)):
+        if isinstance(label, str) and label not in opened:
+            raise RunError(f"{role}: there is no run '{label}'{did_you_mean(label, opened)}")
+    first = opened[control]
+    for label, run in opened.items():
+        if run.data.dataset.digest != first.data.dataset.digest:
             raise RunError(f"{label} ({run.folder}) has other data than {first.folder}; compare runs on the same data")
-    records = prepared.dataset.split(split)
-    rows = []
-    for label, run in runs.items():
-        evaluation = evaluate_run(run, split, retrieval_images)
-        under_judge = ranks_under(judge, run, prepared, evaluation, f"{label} under {judge_label}")
-        rows.append(Row(label, run, evaluation, under_judge))
-    by_label = {row.label: row for row in rows}
-    differences = _differences(by_label[control], rows[-1], records)
-    return Comparison(rows, control, differences, records, prepared, None if under is None else judge_label)
-
-
-def ranks_under(judge: Run, run: Run, prepared: Prepared, evaluation: Evaluation, label: str) -> np.ndarray:
-    """Ranks of a run's captions under the judge; kept in the run's folder and found again."""
-    ranked = evaluation.retrieval_rows
-    if run.folder == judge.folder:
-        return np.array([row["rank"] for row in ranked])
-    captions = {row["id"]: row["caption"] for row in ranked}
-    made_from = digest_of([judge_digest(judge), prepared.dataset.digest, captions])
-    path = run.folder / f"ranks-under-{made_from[:16]}.json"
-    if not path.exists():
-        records = [prepared.dataset.records[prepared.dataset.row(id)] for id in captions]
-        said = list(captions.values())
-        if judge.recipe.trains == "retriever":
-            ranks = rank_captions_by_similarity(judge, records, said, label).ranks
-        else:
-            ranks = rank_captions(judge, judge.data, records, said, label).ranks
-        write_json(path, {"judge": judge.recipe.name, "ranks": ranks.tolist()})
-    return np.array(read_json(path, "file of ranks")["ranks"])
-
-
-def _differences(control: Row, compared: Row, records: list[Record]) -> dict[str, PairedDifference]:
-    families = np.unique([record.family or record.id for record in records], return_inverse=True)[1]
-    judged = families[: len(compared.under_judge)]
-
-    def hits(ranks: np.ndarray) -> np.ndarray:
-        return np.asarray(ranks == 1, dtype=np.float64)
-
-    ranks = [row.evaluation.values("rank") for row in (control, compared)]
-    under = [row.under_judge for row in (control, compared)]
-    cider = [row.evaluation.values("CIDEr") for row in (control, compared)]
-    return {
-        "self_retrieval_R@1": paired_bootstrap(hits(ranks[0]), hits(ranks[1]), groups=judged),
-        "under_judge_R@1": paired_bootstrap(hits(under[0]), hits(under[1]), groups=judged),
-        "under_judge_rank": paired_bootstrap(under[0], under[1], groups=judged),
-        "CIDEr": paired_bootstrap(cider[0], cider[1], groups=families),
-    }
+    ranking = Judge((opened[judge],)) if isinstance(judge, str) else open_judge(judge)
+    judge_name = judge if isinstance(judge, str) else ranking.name
+    rows = [
+        ComparedRun(label, run, evaluate(run, split=split, under=ranking.runs, retrieval_images=retrieval_images))
+        for label, run in opened.items()
+    ]
+    measure = CaptionMeasure(first.data.dataset, split)
+    measured = {row.label: measured_again(row.evaluation, measure) for row in rows}
+    differences = {label: measure.differences(measured[label], measured[control]) for label in others}
+    return Comparison(rows, control, treatment, baseline, judge_name, differences, measure.records)

@@ -1,152 +1,435 @@
-"""What runs a model to measure it: caption a split, score the captions, and let each caption look for its image.
+"""Measure captions: those of a run, or those of a file that anyone wrote; both in the same way.
 
-Everything is written into the run folder, with what it was made from, and found again on the next call:
-`captions.jsonl`, `per_image.jsonl`, `scores.json`; of other splits than the test one, `captions-val.jsonl` and so on.
+Files written, into the run folder or beside the captions, or into a folder of choice:
+
+- `captions.jsonl` (of a run): id, caption, log_prob, ended;
+- `per_image.jsonl`: every image's captions and figures;
+- `scores.json`: figures with 95 % intervals, and what they were made from.
+
+Of other splits than the test split they are `captions-val.jsonl` and so on. What was measured before is found again.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from tellapart.data.prepare import Prepared
-from tellapart.data.records import Record
-from tellapart.decoding.search import Caption, decode_rows
-from tellapart.evaluation.retrieval import RankedCaptions, rank_captions_under
-from tellapart.evaluation.self_retrieval import KS, SHOWN, SelfRetrieval, self_retrieval
-from tellapart.files import digest_of, read_json, read_jsonl, write_json, write_jsonl
-from tellapart.metrics import evaluate, summarize_ranks
-from tellapart.models import add_measured, model_digest
+from tellapart.data.features import WHOLE, Part
+from tellapart.data.prepare import Prepared, open_dataset, prepare
+from tellapart.data.records import Dataset
+from tellapart.data.settings import DataSettings
+from tellapart.decoding.search import decode_store
+from tellapart.errors import DataError, RunError
+from tellapart.evaluation.caption_files import captions_of_images
+from tellapart.evaluation.caption_measure import SAMPLES, SEED, CaptionMeasure, Measured, mean_of_measured
+from tellapart.evaluation.judge import Judge, Ranking, rank_captions
+from tellapart.evaluation.self_retrieval import KS, SHOWN
+from tellapart.evaluation.similar_images import cider_between_similar, clip_scores_under, consensus_captions
+from tellapart.files import find_or_make, find_or_make_rows, read_jsonl, write_json, write_jsonl
+from tellapart.metrics import Interval, PairedDifference, summarize_ranks
+from tellapart.models import add_measured
 from tellapart.progress import ProgressLine
-from tellapart.run import Run
+from tellapart.run import Run, open_run
 
-# Counts changes of what is measured or how: figures of another count are measured again.
-MEASURED_BY = 2
+# The ranks in a row of `per_image.jsonl`, and what the figures made of them are called.
+RANKS = {"rank": "self_retrieval", "rank_under_judge": "under_judge"}
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The measured figures of one run on one split.
+    """The measured figures of captions of one split.
 
     Attributes:
-        corpus: metric -> figure over the split; recalls and mean rank of self-retrieval among them.
-        rows: one per image: id, caption, log_prob, ended, CIDEr, Bleu_4; and, for images in the self-retrieval study,
-            rank and retrieved (ids of the first images its caption finds).
+        label: the run folder or the file.
+        folder: where the results are.
+        split: which images.
+        corpus: figure over the split, by name.
+        intervals: 95 % bootstrap intervals of those that can be resampled.
+        rows: one per image: id, caption (or captions), its figures and, if it was ranked, rank and retrieved.
         not_reported: metric -> why it could not be computed here.
+        against: the evaluation that this one is compared with, if any.
+        differences: figure -> this one minus the other, with interval and p value.
     """
 
+    label: str
+    folder: Path
+    split: str
     corpus: dict[str, float]
+    intervals: dict[str, Interval]
     rows: list[dict[str, Any]]
     not_reported: dict[str, str] = field(default_factory=dict)
-
-    def values(self, metric: str) -> np.ndarray:
-        """One metric of every image that has it, in row order."""
-        return np.array([row[metric] for row in self.rows if metric in row], dtype=np.float64)
+    against: Evaluation | None = None
+    differences: dict[str, PairedDifference] = field(default_factory=dict)
 
     @property
-    def retrieval_rows(self) -> list[dict[str, Any]]:
+    def captions(self) -> dict[str, list[str]]:
+        """Captions by image id."""
+        return {row["id"]: row["captions"] if "captions" in row else [row["caption"]] for row in self.rows}
+
+    def values(self, name: str) -> NDArray[np.float64]:
+        """One figure of every image that has it, in row order."""
+        return np.array([row[name] for row in self.rows if name in row], dtype=np.float64)
+
+    @property
+    def ranked_rows(self) -> list[dict[str, Any]]:
         return [row for row in self.rows if "rank" in row]
 
 
-def evaluate_run(run: Run, split: str = "test", retrieval_images: int | None = None) -> Evaluation:
-    """Measure a run, or find what an earlier call measured.
+@dataclass(frozen=True)
+class _Source:
+    """Captions of one split, where they come from and where results go."""
+
+    label: str
+    folder: Path
+    dataset: Dataset
+    split: str
+    captions: list[list[str]]
+    prepared: Callable[[], Prepared]  # gives the images with features, encoded now if they are not
+    run: Run | None = None  # that wrote the captions
+
+    def path(self, name: str) -> Path:
+        stem, dot, ending = name.partition(".")
+        return self.folder / (name if self.split == "test" else f"{stem}-{self.split}{dot}{ending}")
+
+
+def evaluate(
+    what: Run | str | Path,
+    data: str | None = None,
+    *,
+    split: str = "test",
+    against: Run | str | Path | None = None,
+    under: Sequence[Run | str | Path] = (),
+    retrieval_images: int | None = None,
+    consensus: int | None = None,
+    similar: int | None = None,
+    metrics: Sequence[str] | None = None,
+    out: str | Path | None = None,
+) -> Evaluation:
+    """Measure a run's captions or a file of anyone's captions, or find what an earlier call measured.
 
     Args:
-        run: a finished training.
-        split: the images to caption.
-        retrieval_images: take only the first so many images into the self-retrieval study (its cost is quadratic).
+        what: a run of a captioner, its folder, or a file of captions.
+        data: for a file: the data set with people's captions, in any layout of docs/data.md.
+        split: the images.
+        against: another run or file of the same images, for paired differences.
+        under: a judge that also ranks images for the captions: a run of a captioner or retriever; several runs of
+            captioners are an ensemble.
+        retrieval_images: rank only the first so many images (the work grows with their square).
+        consensus: with several captions per image, keep this many by consensus re-ranking first.
+        similar: also measure CIDErBtw with this many similar images.
+        metrics: families of figures, as in `tellapart.metrics.evaluate`; by default all that can be computed here.
+        out: folder for the results; by default the run folder, or the folder of the captions.
+
+    Example:
+        >>> found = evaluate("captions.jsonl", "dataset_flickr8k.json", against="runs/mle")      # doctest: +SKIP
+        >>> found.corpus["CIDEr"], found.differences["CIDEr"].p_value                            # doctest: +SKIP
     """
-    prepared = run.data
-    records = prepared.dataset.split(split)
-    made_from = digest_of(
+    judge = open_judge(under) if under else None
+    source = _open(what, data, split, out)
+    other = None if against is None else _open(against, data, split, None, source)
+    if other is not None and other.dataset.digest != source.dataset.digest:
+        raise RunError(f"{other.label} has other data than {source.label}; compare captions of the same images")
+    if judge is not None:
+        judge.check_data(source.dataset, source.label)
+    options = _Options(judge, retrieval_images, consensus, similar, metrics)
+    measure = CaptionMeasure(source.dataset, split, metrics)
+    found = _measure(source, measure, options)
+    if other is None:
+        return found
+    control = _measure(other, measure, options, keep=other.run is not None)
+    differences = measure.differences(measured_again(found, measure), measured_again(control, measure))
+    write_json(
+        source.path("differences.json"),
         {
-            "model": model_digest(run.folder),
-            "data": prepared.dataset.digest,
-            "decoding": run.recipe.decoding.model_dump(),
-            "split": split,
-            "retrieval_images": retrieval_images,
-            "measured_by": MEASURED_BY,
-        }
+            "captions": found.label,
+            "against": control.label,
+            "differences": {name: asdict(difference) for name, difference in differences.items()},
+        },
     )
-    ending = "" if split == "test" else f"-{split}"
-    scores_path, per_image_path = run.folder / f"scores{ending}.json", run.folder / f"per_image{ending}.jsonl"
-    if scores_path.exists() and (found := read_json(scores_path, "scores"))["made_from"] == made_from:
-        measured = Evaluation(found["corpus"], read_jsonl(per_image_path), found["not_reported"])
-        ranks = measured.values("rank")
-        return replace(measured, corpus=measured.corpus | retrieval_figures(ranks, len(ranks)))
+    return _with(found, against=control, differences=differences)
 
-    captions = caption_records(run, prepared, records)
-    training = [caption for record in prepared.dataset.split("train") for caption in record.captions]
-    scores = evaluate(
-        {record.id: record.captions for record in records},
-        {record.id: said.caption for record, said in zip(records, captions, strict=True)},
-        training_captions=training,
-    )
-    judged = records[:retrieval_images]
-    said = [caption.caption for caption in captions[: len(judged)]]
-    found_images = rank_captions(run, prepared, judged, said, f"self-retrieval {run.recipe.name}", SHOWN)
-    # All together and the scores last: an interrupted call leaves no files of different models side by side.
-    scores_path.unlink(missing_ok=True)
-    rows: list[dict[str, Any]] = caption_rows([r.id for r in records], captions)
-    write_jsonl(run.folder / f"captions{ending}.jsonl", rows)
+
+@dataclass(frozen=True)
+class _Options:
+    judge: Judge | None
+    retrieval_images: int | None
+    consensus: int | None
+    similar: int | None
+    metrics: Sequence[str] | None
+
+    def made_from(self) -> list[Any]:
+        judge = None if self.judge is None else self.judge.digest
+        return [judge, self.retrieval_images, self.consensus, self.similar, self.metrics]
+
+
+def open_judge(under: Sequence[Run | str | Path]) -> Judge:
+    """The judge made of these runs or run folders."""
+    return Judge(tuple(run if isinstance(run, Run) else open_run(run) for run in under))
+
+
+# --- where captions come from -----------------------------------------------------------------------------------------
+
+
+def _open(
+    what: Run | str | Path, data: str | None, split: str, out: str | Path | None, beside: _Source | None = None
+) -> _Source:
+    """The captions of a run or a file; `beside` gives the data where they are compared with others."""
+    if isinstance(what, Run) or Path(what).is_dir():
+        run = what if isinstance(what, Run) else open_run(what)
+        if data is not None and beside is None:
+            raise RunError(f"{run.folder}: a run has its own data; --data is for files of captions")
+        captions = [group["captions"] for group in run_captions(run, split)]
+        folder = run.folder if out is None else Path(out)
+        return _Source(str(run.folder), folder, run.data.dataset, split, captions, lambda: run.data, run)
+    path = Path(what)
+    folder = path.parent if out is None else Path(out)
+    if not path.exists():
+        raise DataError(f"{path}: this caption file does not exist; give a run folder or a file of captions")
+    _check_outputs(path, folder if beside is None else beside.folder, beside is not None)
+    if beside is not None:
+        dataset, prepared = beside.dataset, beside.prepared
+    elif data is not None:
+        settings = DataSettings(source=data)
+        dataset, prepared = open_dataset(settings), lambda: prepare(settings)
+    else:
+        raise DataError(f"{path}: name the data set that holds the references with --data")
+    captions = captions_of_images(path, dataset.split(split), split)
+    return _Source(str(path), folder, dataset, split, captions, prepared)
+
+
+def _check_outputs(path: Path, folder: Path, is_control: bool) -> None:
+    if path.resolve() in [(folder / name).resolve() for name in ("per_image.jsonl", "scores.json")]:
+        raise DataError(f"{path}: the figures would be written over this file; name another folder with --out")
+    if (folder / "run.json").exists() and not is_control:
+        raise DataError(f"{folder}: a run folder keeps the run's own scores; name another one with --out")
+
+
+def run_captions(run: Run, split: str, images: int | None = None) -> list[dict[str, Any]]:
+    """Captions of a split by a run's model and its recipe's decoding: id and captions of each image.
+
+    They are kept in `captions.jsonl` (one row per caption, with log_prob and ended) and found again.
+    """
+    if run.recipe.trains == "retriever":
+        raise RunError(f"{run.folder}: a retriever writes no captions; give the run of a captioner")
+    records = run.data.dataset.split(split)[:images]
+    limited = "" if images is None else f"-first-{len(records)}"
+    path = run.folder / f"captions{'' if split == 'test' else f'-{split}'}{limited}.jsonl"
+    ids = [record.id for record in records]
+    decoding = run.recipe.decoding
+
+    def make() -> list[dict[str, Any]]:
+        captioner = run.captioner
+        run.data.store.check(run.data.dataset, captioner.encoder)
+        line = ProgressLine(f"captioning {run.recipe.name}", " images")
+        rows = [run.data.dataset.row(id) for id in ids]
+        said = decode_store(captioner, run.data.store, rows, decoding, line.update)
+        return [{"id": id, **asdict(one)} for id, several in zip(ids, said, strict=True) for one in several]
+
+    made_from = [run.model_digest, run.data.dataset.digest, decoding.model_dump(mode="json"), ids]
+    rows = find_or_make_rows(path, made_from, make)
+    found: dict[str, list[str]] = {}
     for row in rows:
-        row.update({metric: figures[row["id"]] for metric, figures in scores.per_image.items()})
-    for row, rank, first in zip(rows, found_images.ranks.tolist(), found_images.first.tolist(), strict=False):
-        row.update(rank=rank, retrieved=[judged[position].id for position in first])
-    corpus = {**scores.corpus, **retrieval_figures(found_images.ranks, found_images.images)}
-    write_jsonl(per_image_path, rows)
-    add_measured(run.folder, split, corpus)
-    written = {"made_from": made_from, "split": split, "images": len(records), "corpus": corpus}
-    write_json(scores_path, {**written, "not_reported": scores.not_reported})
-    return Evaluation(corpus, rows, scores.not_reported)
+        found.setdefault(row["id"], []).append(row["caption"])
+    return [{"id": id, "captions": captions} for id, captions in found.items()]
 
 
-def retrieval_figures(ranks: np.ndarray, images: int) -> dict[str, float]:
-    """Self-retrieval figures by name, with the chance level beside."""
-    summary = summarize_ranks(ranks, images, [k for k in KS if k <= images])
-    figures = {f"self_retrieval_R@{k}": share for k, share in summary.recalls.items()}
-    return {
-        **figures,
-        "self_retrieval_mean_rank": summary.mean,
-        "self_retrieval_chance_R@1": summary.chance[1],
-        "self_retrieval_images": images,
+# --- figures ----------------------------------------------------------------------------------------------------------
+
+
+def _measure(source: _Source, measure: CaptionMeasure, options: _Options, keep: bool = True) -> Evaluation:
+    """The evaluation of these captions; found or kept in the source's folder unless `keep` is false."""
+    rows: list[dict[str, Any]] = []
+
+    def make() -> dict[str, Any]:
+        captions = source.captions
+        if options.consensus is not None:
+            captions = consensus_captions(source.prepared(), source.split, captions, options.consensus)
+        measured = measure.measure(captions)
+        ids = [record.id for record in measure.records]
+        rows.extend(_caption_row(id, texts) for id, texts in zip(ids, captions, strict=True))
+        _add_ranks(source, captions, measured, rows, options)
+        if options.similar is not None:
+            first = [texts[0] for texts in captions]
+            measured.add("CIDErBtw", cider_between_similar(source.prepared(), source.split, first, options.similar))
+        for name, values in measured.per_image.items():
+            for row, value in zip(rows, values.tolist(), strict=True):
+                if np.isfinite(value):
+                    row[name] = value
+        if keep:
+            write_jsonl(source.path("per_image.jsonl"), rows)
+            if source.run is not None and source.folder == source.run.folder:
+                add_measured(source.run.folder, source.split, measured.corpus)
+        intervals = measure.intervals(measured)
+        return {
+            "captions": Path(source.label).name,
+            "data": source.dataset.name,
+            "split": source.split,
+            "images": len(rows),
+            "captions_per_image": len(captions[0]),
+            "judge": None if options.judge is None else options.judge.name,
+            "corpus": measured.corpus,
+            "intervals": {name: [interval.low, interval.high] for name, interval in intervals.items()},
+            "not_reported": measured.not_reported,
+            "bootstrap": {"samples": SAMPLES, "seed": SEED},
+        }
+
+    made_from = [source.dataset.digest, source.split, source.captions, options.made_from()]
+    if source.run is not None:
+        made_from.append(source.run.model_digest)
+    path = source.path("scores.json")
+    content = find_or_make(path, made_from, make) if keep else make()
+    intervals = {
+        name: Interval(content["corpus"][name], low, high) for name, (low, high) in content["intervals"].items()
     }
+    if not rows:
+        rows = read_jsonl(source.path("per_image.jsonl"), "file of figures")
+    return Evaluation(
+        source.label, source.folder, source.split, content["corpus"], intervals, rows, content["not_reported"]
+    )
 
 
-def caption_rows(ids: list[str], captions: list[Caption]) -> list[dict[str, Any]]:
-    """Rows of `captions.jsonl`: id, caption, log_prob, ended."""
-    return [{"id": id, **asdict(caption)} for id, caption in zip(ids, captions, strict=True)]
+def _caption_row(id: str, captions: Sequence[str]) -> dict[str, Any]:
+    return {"id": id, "caption": captions[0]} if len(captions) == 1 else {"id": id, "captions": list(captions)}
 
 
-def caption_records(run: Run, prepared: Prepared, records: list[Record]) -> list[Caption]:
-    """Captions of these records by the run's model and its recipe's decoding."""
-    captioner = run.captioner
-    prepared.store.check(prepared.dataset, captioner.encoder)
-    line = ProgressLine(f"captioning {run.recipe.name}", " images")
-    rows = [prepared.dataset.row(record.id) for record in records]
-    return decode_rows(captioner, prepared.store, rows, run.recipe.decoding, line.update)
+def _add_ranks(
+    source: _Source,
+    captions: Sequence[Sequence[str]],
+    measured: Measured,
+    rows: list[dict[str, Any]],
+    options: _Options,
+) -> None:
+    """Ranks under the model that wrote the captions and under the judge, into the rows and the figures."""
+    first = [texts[0] for texts in captions][: options.retrieval_images]
+    ids = [row["id"] for row in rows][: len(first)]
+    judges = {"rank_under_judge": options.judge} if options.judge is not None else {}
+    if source.run is not None:
+        judges = {"rank": Judge((source.run,)), **judges}
+    for key, judge in judges.items():
+        ranking = rank_captions(judge, ids, first, shown=SHOWN if key == "rank" else 0)
+        assert ranking is not None  # all parts were ranked
+        for row, rank in zip(rows, ranking.ranks.tolist(), strict=False):
+            row[key] = rank
+        if key == "rank":
+            for row, found in zip(rows, ranking.first.tolist(), strict=False):
+                row["retrieved"] = [ids[position] for position in found]
+        _add_rank_figures(measured, RANKS[key], _column(rows, key))
+        if judge.is_retriever:
+            for name, values in clip_scores_under(judge, ids, first).items():
+                measured.add(name, np.concatenate([values, np.full(len(rows) - len(values), np.nan)]))
 
 
-def judge_digest(judge: Run) -> str:
-    """Names who ranks: the weights and, for a retriever, how it reads them."""
-    weights = model_digest(judge.folder)
-    return weights if judge.recipe.trains == "captioner" else digest_of([weights, judge.recipe.retriever])
+def _column(rows: Sequence[dict[str, Any]], key: str) -> NDArray[np.float64]:
+    """One entry of every row, NaN where it is missing."""
+    return np.array([row.get(key, np.nan) for row in rows], dtype=np.float64)
 
 
-def rank_captions_by_similarity(judge: Run, records: list[Record], captions: list[str], label: str) -> RankedCaptions:
-    """Rank these images for each caption under a retriever, by the features it reads."""
-    prepared = judge.data
-    rows = [prepared.dataset.row(record.id) for record in records]
-    line = ProgressLine(label, " images")
-    return rank_captions_under(judge.retriever, prepared, rows, captions, line.update)
+def _add_rank_figures(measured: Measured, name: str, ranks: NDArray[np.float64]) -> None:
+    """Recalls, with chance beside, and mean rank; ranks are NaN for images that were not ranked."""
+    ranked = ranks[np.isfinite(ranks)].astype(np.int64)
+    images = len(ranked)
+    summary = summarize_ranks(ranked, images, [k for k in KS if k <= images])
+    for k, recall in summary.recalls.items():
+        hits = np.where(np.isfinite(ranks), ranks <= k, np.nan)
+        measured.statistics[f"{name}_R@{k}"] = mean_of_measured(hits)
+        measured.corpus[f"{name}_R@{k}"] = recall
+    measured.statistics[f"{name}_mean_rank"] = mean_of_measured(ranks)
+    measured.corpus[f"{name}_mean_rank"] = summary.mean
+    measured.corpus[f"{name}_chance_R@1"] = summary.chance[1]
+    measured.corpus[f"{name}_images"] = images
 
 
-def rank_captions(
-    run: Run, prepared: Prepared, records: list[Record], captions: list[str], label: str, shown: int = 0
-) -> SelfRetrieval:
-    """Rank these images for each caption under the run's model, whoever wrote the captions; show the first few."""
-    rows = [prepared.dataset.row(record.id) for record in records]
-    line = ProgressLine(label, " pairs")
-    return self_retrieval(run.captioner, prepared.store, rows, captions, shown, line.update)
+def measured_again(evaluation: Evaluation, measure: CaptionMeasure) -> Measured:
+    """A measurement with what it is resampled from, from an evaluation that may have been read from its files."""
+    per_image = {
+        name: _column(evaluation.rows, name)
+        for name in evaluation.corpus
+        if any(name in row for row in evaluation.rows)
+    }
+    measured = Measured(dict(evaluation.corpus), per_image, evaluation.not_reported)
+    measured.statistics |= measure.statistics(list(evaluation.captions.values()), measured.corpus, per_image)
+    for key, name in RANKS.items():
+        ranks = _column(evaluation.rows, key)
+        if np.isfinite(ranks).any():
+            _add_rank_figures(measured, name, ranks)
+    return measured
+
+
+def _with(evaluation: Evaluation, **changes: Any) -> Evaluation:
+    return Evaluation(**{**vars(evaluation), **changes})
+
+
+# --- self-retrieval ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SelfRetrievalStudy:
+    """What `self_retrieval_study` measured.
+
+    Attributes:
+        folder: holds `ranks.jsonl` (id, caption, score, rank) and `self_retrieval.json` (the figures).
+        figures: recalls with chance beside, mean and median rank, and the share of the work that was saved.
+    """
+
+    folder: Path
+    figures: dict[str, float]
+
+
+def self_retrieval_study(
+    run: Run,
+    *,
+    captions: Path | None = None,
+    under: Sequence[Run | str | Path] = (),
+    split: str = "test",
+    images: int | None = None,
+    part: Part = WHOLE,
+    out: Path | None = None,
+) -> SelfRetrievalStudy | None:
+    """Let captions look for their images, and write `ranks.jsonl` and `self_retrieval.json`.
+
+    Args:
+        run: whose captions are ranked, and who ranks them.
+        captions: a file of captions instead; of several per image the first is taken.
+        under: another judge: a run of a captioner or retriever; several runs of captioners are an ensemble.
+        split: the images.
+        images: only the first so many.
+        part: the blocks of images this process ranks; other processes rank the others.
+        out: folder for the files; by default `self-retrieval` or `self-retrieval-under-RUN` in the run folder.
+
+    Returns:
+        The figures; `None` while other parts are missing.
+    """
+    judge = open_judge(under or [run])
+    judge.check_data(run.data.dataset, str(run.folder))
+    records = run.data.dataset.split(split)[:images]
+    if captions is None:
+        first = [group["captions"][0] for group in run_captions(run, split, images)]
+    else:
+        first = [texts[0] for texts in captions_of_images(captions, records, split, only_these=False)]
+    ids = [record.id for record in records]
+    ranking = rank_captions(judge, ids, first, part=part)
+    if ranking is None:
+        return None
+    names = "+".join(one.folder.name for one in judge.runs)
+    folder = out or run.folder / ("self-retrieval" if not under else f"self-retrieval-under-{names}")
+    rows = [
+        {"id": id, "caption": caption, ranking.score_name: score, "rank": rank}
+        for id, caption, score, rank in zip(ids, first, ranking.scores.tolist(), ranking.ranks.tolist(), strict=True)
+    ]
+    write_jsonl(folder / "ranks.jsonl", rows)
+    figures = {"images": float(len(ids)), **_recalls(ranking), **ranking.saved}
+    write_json(folder / "self_retrieval.json", {"judge": judge.name, "split": split, "figures": figures})
+    return SelfRetrievalStudy(folder, figures)
+
+
+def _recalls(ranking: Ranking) -> dict[str, float]:
+    summary = ranking.summary()
+    figures: dict[str, float] = {}
+    for k, recall in summary.recalls.items():
+        figures |= {f"R@{k}": recall, f"chance_R@{k}": summary.chance[k]}
+    return {**figures, "mean_rank": summary.mean, "median_rank": summary.median}

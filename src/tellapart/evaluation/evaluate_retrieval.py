@@ -18,16 +18,13 @@ from numpy.typing import NDArray
 from tellapart.data.prepare import Prepared
 from tellapart.errors import RunError
 from tellapart.evaluation.retrieval import RankedSplit, first_captions, first_images, rank_split, shown_queries
-from tellapart.files import digest_of, read_json, read_jsonl, write_json, write_jsonl
+from tellapart.files import find_or_make, read_jsonl, write_jsonl
 from tellapart.metrics import PairedDifference, RetrievalRanks, summarize_retrieval
 from tellapart.metrics.bootstrap import CorpusStatistic, paired_bootstraps
 from tellapart.metrics.ranks import KS
-from tellapart.models import add_measured, model_digest
+from tellapart.models import add_measured
 from tellapart.progress import ProgressLine
 from tellapart.run import Run
-
-# Counts changes of what is measured or how: figures of another count are measured again.
-MEASURED_BY = 1
 
 
 @dataclass(frozen=True)
@@ -81,26 +78,19 @@ def evaluate_retrieval(
     """
     folder = run.folder if out is None else Path(out)
     retriever = run.retriever
-    prepared = run.data
-    made_from = digest_of(
-        {
-            "model": model_digest(run.folder),
-            "settings": retriever.settings.model_dump(mode="json"),
-            "data": prepared.dataset.digest,
-            "split": split,
-            "folds": folds,
-            "measured_by": MEASURED_BY,
-        }
-    )
-    path = _path(folder, split)
-    if not path.exists() or read_json(path, "file of figures").get("made_from") != made_from:
+
+    def make() -> dict[str, Any]:
         name = run.recipe.name
         embedding = ProgressLine(f"embedding with {name}", " items")
         ranking = ProgressLine(f"ranking with {name}", " images")
-        ranked = rank_split(retriever, prepared, split, folds, embedding.update, ranking.update)
-        _write(folder, made_from, name, split, ranked)
-        add_measured(run.folder, split, summarize_retrieval(ranked.ranks).figures())
-    found = read_json(path, "file of figures")
+        ranked = rank_split(retriever, run.data, split, folds, embedding.update, ranking.update)
+        content = _write_rows(folder, name, split, ranked)
+        add_measured(run.folder, split, content["figures"])
+        return content
+
+    settings = retriever.settings.model_dump(mode="json")
+    made_from = [run.model_digest, run.data.dataset.digest, settings, split, folds]
+    found = find_or_make(_path(folder, split), made_from, make)
     return RetrievalEvaluation(
         folder,
         split,
@@ -224,10 +214,9 @@ def _path(folder: Path, split: str, part: str = "") -> Path:
     return folder / f"retrieval{part}{ending}.json{'l' if part else ''}"
 
 
-def _write(folder: Path, made_from: str, name: str, split: str, ranked: RankedSplit) -> None:
+def _write_rows(folder: Path, name: str, split: str, ranked: RankedSplit) -> dict[str, Any]:
+    """Write the ranks of images and captions; gives the content of the file of figures."""
     gallery, ranks = ranked.gallery, ranked.ranks
-    path = _path(folder, split)
-    path.unlink(missing_ok=True)  # an interrupted call leaves no files of different models side by side
     owners = [gallery.ids[image] for image in gallery.image_of_caption]
     images = [{"id": id, "rank": rank} for id, rank in zip(gallery.ids, ranks.image_to_text.tolist(), strict=True)]
     texts = zip(owners, gallery.captions, ranks.text_to_image.tolist(), strict=True)
@@ -238,8 +227,7 @@ def _write(folder: Path, made_from: str, name: str, split: str, ranked: RankedSp
             row["rank_in_fold"] = rank
     write_jsonl(_path(folder, split, "_images"), images)
     write_jsonl(_path(folder, split, "_captions"), captions)
-    content = {
-        "made_from": made_from,
+    return {
         "retriever": name,
         "split": split,
         "images": len(images),
@@ -249,7 +237,6 @@ def _write(folder: Path, made_from: str, name: str, split: str, ranked: RankedSp
         "folds": summarize_retrieval(ranked.folds).figures() if ranked.folds else {},
         "shown": _shown(ranked, images, captions),
     }
-    write_json(path, content)
 
 
 def _shown(

@@ -8,14 +8,13 @@ E(S²) − E(S)² would cancel.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tellapart.evaluation.retrieval import Gallery, PairScores
-from tellapart.files import digest_of, read_json, write_json
 from tellapart.metrics.ranks import Similarity
-from tellapart.models import model_digest
 from tellapart.run import Run
 
 
@@ -97,14 +96,13 @@ def measure_spread(run: Run, split: str = "test") -> NegativeSpread:
         {'image_to_text_negative_SD': 0.14, 'text_to_image_negative_SD': 0.13}
     """
     retriever, prepared = run.retriever, run.data
-    settings = retriever.settings.model_dump(mode="json")
-    made_from = digest_of([model_digest(run.folder), settings, prepared.dataset.digest, split])
-    path = run.folder / ("spread.json" if split == "test" else f"spread-{split}.json")
-    if not path.exists() or read_json(path, "file of deviations").get("made_from") != made_from:
+
+    def make() -> dict[str, Any]:
         gallery = Gallery.of_split(prepared, split)
         scores = PairScores(retriever, prepared.store, gallery.rows, gallery.captions)
         found = negative_spread(scores, gallery.image_of_caption, len(gallery.ids))
-        content = {name: [round(float(value), 6) for value in values] for name, values in vars(found).items()}
-        write_json(path, {"made_from": made_from, **content})
-    content = read_json(path, "file of deviations")
+        return {name: [round(float(value), 6) for value in values] for name, values in vars(found).items()}
+
+    name = "spread.json" if split == "test" else f"spread-{split}.json"
+    content = run.derived(name, [retriever.settings.model_dump(mode="json"), split], make)
     return NegativeSpread(np.array(content["image_to_text"]), np.array(content["text_to_image"]))

@@ -1,12 +1,14 @@
-"""One self-contained HTML page per comparison: the table, what each model says, who retrieves what, curves."""
+"""One self-contained HTML page per comparison: the table, captions side by side, retrieved images, curves."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tellapart.evaluation.compare import Comparison, Row
+from tellapart.data.records import Record
+from tellapart.evaluation.compare import ComparedRun, Comparison
+from tellapart.evaluation.evaluate import Evaluation
 from tellapart.files import read_jsonl, write_json, write_text
 from tellapart.metrics import PairedDifference
 from tellapart.pages.base import Pictures, curves, render, shown
@@ -26,29 +28,41 @@ CARDS = 9
 QUERIES = 4
 
 
+# Figures whose differences from the control are printed: name, factor, unit, and whether more of it is better.
+COMPARED = {
+    "self_retrieval_R@1": ("finds its image", 100.0, " points", 1),
+    "under_judge_R@1": ("finds its image under {judge}", 100.0, " points", 1),
+    "under_judge_mean_rank": ("mean rank under {judge}", 1.0, "", -1),
+    "CIDEr": ("CIDEr", 1.0, "", 1),
+}
+
+
 def write_report(comparison: Comparison, folder: str | Path) -> Path:
     """Write `report.html` and `comparison.json` into a folder; gives the page's path."""
     folder = Path(folder)
     write_json(folder / "comparison.json", comparison.to_json())
-    pictures = Pictures(comparison.prepared.dataset)
-    first, last = comparison.rows[0], comparison.rows[-1]
+    treatment, baseline = comparison.row(comparison.treatment), comparison.row(comparison.baseline)
+    dataset = treatment.run.data.dataset
+    pictures = Pictures(dataset)
+    images = len(treatment.evaluation.ranked_rows)
+    pair = (baseline, treatment)
     text = render(
         "report.html",
-        data=comparison.prepared.dataset.name,
-        images=len(last.under_judge),
+        data=dataset.name,
+        images=images,
         captioned=len(comparison.records),
-        chance=1 / len(last.under_judge),
+        chance=1 / images,
         columns=_columns(comparison),
-        rows=[(row.label, row.figures()) for row in comparison.rows],
+        rows=[(row.label, row.evaluation.corpus) for row in comparison.rows],
         control=comparison.control,
-        first=first.label,
-        last=last.label,
-        differences=_difference_rows(comparison),
-        headline=comparison.differences["self_retrieval_R@1"],
-        gained=cards(comparison, pictures, gained=True),
-        lost=cards(comparison, pictures, gained=False),
-        families=_families(comparison, pictures),
-        queries=_queries(comparison, pictures),
+        baseline=baseline.label,
+        treatment=treatment.label,
+        differences={label: difference_rows(comparison, label) for label in comparison.differences},
+        headline=comparison.differences[treatment.label]["self_retrieval_R@1"],
+        gained=cards(pair, comparison.records, pictures, gained=True),
+        lost=cards(pair, comparison.records, pictures, gained=False),
+        families=_families(pair, comparison.records, pictures),
+        queries=_queries(pair, pictures),
         curves=curves({row.label: read_jsonl(row.run.folder / "metrics.jsonl") for row in comparison.rows}),
         made_from=[(row.label, row.run.recipe) for row in comparison.rows],
     )
@@ -65,37 +79,26 @@ def _columns(comparison: Comparison) -> list[tuple[str, str, str, str]]:
     ]
 
 
-def comparison_table(comparison: Comparison) -> str:
-    """The table as plain text, with the differences from the control below."""
+def comparison_table(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
+    """Headings and rows of the table."""
     headings = ["", *(heading for _, heading, _, _ in _columns(comparison))]
-    lines = [headings]
-    for row in comparison.rows:
-        figures = row.figures()
-        lines.append([row.label, *(shown(figures.get(name), kind) for name, _, _, kind in COLUMNS)])
-    widths = [max(len(line[column]) for line in lines) for column in range(len(headings))]
-    table = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
-    table.append(f"\n{comparison.rows[-1].label} against {comparison.control} (paired bootstrap, 95 % interval):")
-    table += [f"  {name}: {change} ({verdict})" for name, change, verdict in _difference_rows(comparison)]
-    return "\n".join(table)
+    return headings, [
+        [row.label, *(shown(row.evaluation.corpus.get(name), kind) for name, _, _, kind in COLUMNS)]
+        for row in comparison.rows
+    ]
 
 
-def _difference_rows(comparison: Comparison) -> list[tuple[str, str, str]]:
-    """Name, difference with its interval, and a verdict in words."""
-    kinds = {
-        "self_retrieval_R@1": ("finds its image", 100.0, " points", 1),
-        "under_judge_R@1": (f"finds its image under {comparison.judge}", 100.0, " points", 1),
-        "under_judge_rank": (f"mean rank under {comparison.judge}", 1.0, "", -1),
-        "CIDEr": ("CIDEr", 1.0, "", 1),
-    }
+def difference_rows(comparison: Comparison, label: str) -> list[tuple[str, str, str]]:
+    """Of one row: figure, difference from the control with its interval, and a verdict in words."""
     rows = []
-    for key, (name, scale, unit, better) in kinds.items():
-        found = comparison.differences[key]
+    for key, (name, scale, unit, better) in COMPARED.items():
+        found = comparison.differences[label][key]
         digits = 1 if scale > 1 else 3
         change = (
             f"{scale * found.difference:+.{digits}f}{unit} "
             f"[{scale * found.low:+.{digits}f}, {scale * found.high:+.{digits}f}]"
         )
-        rows.append((name, change, _verdict(found, better)))
+        rows.append((name.format(judge=comparison.judge), change, _verdict(found, better)))
     return rows
 
 
@@ -105,51 +108,49 @@ def _verdict(found: PairedDifference, better: int) -> str:
     return "significantly better" if found.difference * better > 0 else "significantly worse"
 
 
-def _says(rows: Iterable[Row], position: int) -> list[dict[str, Any]]:
+def _captions_at(rows: Iterable[ComparedRun], position: int) -> list[dict[str, Any]]:
     found = [(row.label, row.evaluation.rows[position]) for row in rows]
     return [{"label": label, "caption": item["caption"], "rank": item.get("rank")} for label, item in found]
 
 
-def cards(comparison: Comparison, pictures: Pictures, gained: bool) -> list[dict[str, Any]]:
-    """Images whose rank changed most between the first and the last model; for losses, a few."""
-    first, last = comparison.rows[0], comparison.rows[-1]
-    ranks = first.evaluation.values("rank"), last.evaluation.values("rank")
+def cards(
+    pair: tuple[ComparedRun, ComparedRun], records: Sequence[Record], pictures: Pictures, gained: bool
+) -> list[dict[str, Any]]:
+    """Images whose rank changed most between two runs: the best gains, or a few losses."""
+    ranks = [row.evaluation.values("rank") for row in pair]
     change = (ranks[0] - ranks[1]) if gained else (ranks[1] - ranks[0])
     chosen = [int(i) for i in (-change).argsort(kind="stable") if change[i] > 0][: CARDS if gained else 3]
-    ids = [record.id for record in comparison.records]
-    return [{"picture": pictures[ids[i]], "says": _says((first, last), i)} for i in chosen]
+    return [{"picture": pictures[records[i].id], "says": _captions_at(pair, i)} for i in chosen]
 
 
-def _families(comparison: Comparison, pictures: Pictures) -> list[list[dict[str, Any]]]:
-    """Near-duplicates side by side: families where the last model tells most members apart that the first did not."""
-    first, last = comparison.rows[0], comparison.rows[-1]
-    judged = len(last.under_judge)
+def _families(
+    pair: tuple[ComparedRun, ComparedRun], records: Sequence[Record], pictures: Pictures
+) -> list[list[dict[str, Any]]]:
+    """Near-duplicates side by side: the families where the second run finds most members that the first does not."""
     members: dict[str, list[int]] = {}
-    for position, record in enumerate(comparison.records[:judged]):
+    for position, record in enumerate(records[: len(pair[1].evaluation.ranked_rows)]):
         if record.family is not None:
             members.setdefault(record.family, []).append(position)
     groups = [group for group in members.values() if len(group) > 1]
 
-    def hits(row: Row, group: list[int]) -> int:
-        return sum(row.evaluation.rows[position]["rank"] == 1 for position in group)
+    def hits(evaluation: Evaluation, group: list[int]) -> int:
+        return sum(evaluation.rows[position]["rank"] == 1 for position in group)
 
-    groups.sort(key=lambda group: hits(first, group) - hits(last, group))
-    ids = [record.id for record in comparison.records]
+    groups.sort(key=lambda group: hits(pair[0].evaluation, group) - hits(pair[1].evaluation, group))
     return [
-        [{"picture": pictures[ids[position]], "says": _says((first, last), position)} for position in group]
+        [{"picture": pictures[records[position].id], "says": _captions_at(pair, position)} for position in group]
         for group in groups[:2]
     ]
 
 
-def _queries(comparison: Comparison, pictures: Pictures) -> list[list[dict[str, Any]]]:
-    """For a few images: the caption of the first and of the last model, and the images each retrieves."""
-    first, last = comparison.rows[0], comparison.rows[-1]
-    gain = first.evaluation.values("rank") - last.evaluation.values("rank")
+def _queries(pair: tuple[ComparedRun, ComparedRun], pictures: Pictures) -> list[list[dict[str, Any]]]:
+    """For a few images: the captions of both runs, and the images each caption retrieves."""
+    gain = pair[0].evaluation.values("rank") - pair[1].evaluation.values("rank")
     chosen = [int(i) for i in (-gain).argsort(kind="stable")][:QUERIES]
     queries = []
     for position in chosen:
         asked = []
-        for row in (first, last):
+        for row in pair:
             item = row.evaluation.rows[position]
             retrieved = [{"picture": pictures[id], "own": id == item["id"]} for id in item["retrieved"]]
             asked.append({"label": row.label, "caption": item["caption"], "rank": item["rank"], "retrieved": retrieved})

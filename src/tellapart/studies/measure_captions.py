@@ -9,9 +9,8 @@ from typing import Any
 import numpy as np
 
 from tellapart.data.prepare import Prepared
-from tellapart.evaluation.compare import Comparison, ranks_under
-from tellapart.evaluation.compare import Row as ComparisonRow
-from tellapart.evaluation.evaluate import evaluate_run, retrieval_figures
+from tellapart.evaluation.compare import ComparedRun
+from tellapart.evaluation.evaluate import evaluate
 from tellapart.files import read_jsonl
 from tellapart.metrics import PairedDifference, paired_bootstrap
 from tellapart.objectives.reference import EDGES
@@ -45,21 +44,13 @@ class Captioning(Measuring):
         retrieval_images: int | None,
     ) -> Measured:
         run, judge = trained[model.key], trained[_root(model, models)]
-        evaluation = evaluate_run(run, split, retrieval_images)
-        prepared = run.data
-        under = ranks_under(judge, run, prepared, evaluation, f"{model.label} under MLE")
-        judged = retrieval_figures(under, len(under))
-        figures = {
-            **evaluation.corpus,
-            "under_judge_R@1": judged["self_retrieval_R@1"],
-            "under_judge_mean_rank": judged["self_retrieval_mean_rank"],
-        }
+        evaluation = evaluate(run, split=split, under=[judge], retrieval_images=retrieval_images)
         per_image = {
             "self_retrieval_R@1": (evaluation.values("rank") == 1).astype(np.float64),
-            "under_judge_R@1": (under == 1).astype(np.float64),
+            "under_judge_R@1": (evaluation.values("rank_under_judge") == 1).astype(np.float64),
             "CIDEr": evaluation.values("CIDEr"),
         }
-        return Measured(run, evaluation, figures, per_image)
+        return Measured(run, evaluation, dict(evaluation.corpus), per_image)
 
     def differences(self, control: Row, row: Row, prepared: Prepared, split: str) -> dict[str, PairedDifference]:
         records = prepared.dataset.split(split)
@@ -98,12 +89,8 @@ class Captioning(Measuring):
         pairs = []
         for row in _contrasted(result):
             root = _root_row(result, row)
-            said = [
-                ComparisonRow(of.model.label, of.seeds[0].run, of.seeds[0].evaluation, np.empty(0))
-                for of in (root, row)
-            ]
-            comparison = Comparison(said, root.model.label, {}, records, prepared)
-            pairs.append((root.model.label, row.model.label, cards(comparison, pictures, gained=True)))
+            before, after = (ComparedRun(of.model.label, of.seeds[0].run, of.seeds[0].evaluation) for of in (root, row))
+            pairs.append((before.label, after.label, cards((before, after), records, pictures, gained=True)))
         return {
             "chance": 1 / result.images["ranked"],
             "correlation": result.more["correlation"],

@@ -1,0 +1,95 @@
+"""Figures that need features of images or embeddings: consensus re-ranking, CIDErBtw, CLIPScore under a retriever."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tellapart.data.neighbours import nearest_images
+from tellapart.data.prepare import Prepared
+from tellapart.errors import DataError
+from tellapart.evaluation.judge import Judge
+from tellapart.evaluation.retrieval import AT_ONCE
+from tellapart.metrics import (
+    best_candidates,
+    cider_between,
+    clip_scores,
+    consensus_scores,
+    nearest_features,
+    reference_clip_scores,
+    tokenize,
+)
+from tellapart.metrics.consensus import NEIGHBOURS
+from tellapart.progress import ProgressLine
+
+
+def consensus_captions(prepared: Prepared, split: str, captions: Sequence[Sequence[str]], keep: int) -> list[list[str]]:
+    """Of each image's captions the best by consensus with the captions of the nearest training images.
+
+    Args:
+        prepared: data and features.
+        split: the captioned images.
+        captions: several per image, in the split's order.
+        keep: how many stay.
+    """
+    dataset, store = prepared.dataset, prepared.store
+    training = [record for record in dataset.split("train") if record.captions]
+    rows, training_rows = ([dataset.row(r.id) for r in records] for records in (dataset.split(split), training))
+    nearest = nearest_features(store.pooled(rows), store.pooled(training_rows), min(NEIGHBOURS, len(training)))
+    scores = consensus_scores(
+        [tokenize(list(texts)) for texts in captions],
+        [tokenize(list(record.captions)) for record in training],
+        nearest,
+        on_progress=ProgressLine("consensus re-ranking", " images").update,
+    )
+    return best_candidates(captions, scores, keep)
+
+
+def cider_between_similar(prepared: Prepared, split: str, captions: Sequence[str], count: int) -> NDArray[np.float64]:
+    """CIDErBtw of each caption: mean CIDEr-D with people's captions of the most similar images of the split.
+
+    Args:
+        prepared: data and features.
+        split: the captioned images.
+        captions: one per image, in the split's order.
+        count: how many similar images each image is compared with.
+    """
+    records = prepared.dataset.split(split)
+    if not 0 < count < len(records):
+        raise DataError(f"{count} similar images cannot be found in a split of {len(records)}; take fewer")
+    similar = nearest_images(prepared.store.pooled([prepared.dataset.row(record.id) for record in records]), count)
+    references = [tokenize(list(record.captions)) for record in records]
+    return cider_between(references, tokenize(list(captions)), similar).per_image
+
+
+def clip_scores_under(judge: Judge, ids: Sequence[str], captions: Sequence[str]) -> dict[str, NDArray[np.float64]]:
+    """CLIPScore and RefCLIPScore of each caption with its image, by the embeddings of a retriever.
+
+    Empty for a retriever without one vector per item. Figures of different retrievers do not compare.
+    """
+    retriever, dataset, store = judge.model, judge.data.dataset, judge.data.store
+    if not retriever.has_index_vectors:
+        return {}
+    records = [dataset.records[dataset.row(id)] for id in ids]
+
+    @torch.no_grad()
+    def texts(sentences: Sequence[str]) -> NDArray[np.float32]:
+        parts = [sentences[start : start + AT_ONCE] for start in range(0, len(sentences), AT_ONCE)]
+        return np.concatenate([retriever.index_vectors(retriever.embed_texts(p)).float().cpu().numpy() for p in parts])
+
+    @torch.no_grad()
+    def images(rows: Sequence[int]) -> NDArray[np.float32]:
+        parts = [rows[start : start + AT_ONCE] for start in range(0, len(rows), AT_ONCE)]
+        grids = (torch.from_numpy(store.grid(part)).to(retriever.device) for part in parts)
+        return np.concatenate([retriever.index_vectors(retriever.embed_images(g)).float().cpu().numpy() for g in grids])
+
+    of_images, of_captions = images([dataset.row(id) for id in ids]), texts(captions)
+    owner = np.repeat(np.arange(len(records)), [len(record.captions) for record in records])
+    of_people = texts([caption for record in records for caption in record.captions])
+    return {
+        "CLIPScore": clip_scores(of_images, of_captions),
+        "RefCLIPScore": reference_clip_scores(of_images, of_captions, of_people, owner),
+    }
