@@ -192,21 +192,23 @@ def find_recipe(named: str | Path) -> Path:
 
 
 def copy_recipe(named: str | Path) -> str:
-    """A recipe as one standalone YAML text: what it extends is filled in, defaults are not written out."""
+    """A recipe as one YAML text to edit, for any folder: what it extends is filled in, defaults are not written out."""
     path = find_recipe(named)
     content = read_recipe(path)
-    for section in [content.get("start"), *(content.get("roles") or {}).values()]:
-        if isinstance(section, dict) and "from" in section:
-            section["from"] = _portable_names(section["from"], path)
-    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    _find_data(content, path.resolve())
+    _drop_empty_roles(content)
+    for name, section in _upstreams(content).items():
+        section["from"] = _portable_name(section["from"], path, f"{path}: {name}.from")
+    ordered = {key: content[key] for key in (*Recipe.model_fields, "budgets") if key in content}
+    text = yaml.safe_dump(ordered | content, sort_keys=False, allow_unicode=True, width=120)
+    return f"# Copied from {named}\n{text}"
 
 
-def _portable_names(named: Any, recipe: Path) -> Any:
-    """Names of upstream recipes that are found from any folder: relative to the shipped recipes."""
+def _portable_name(named: Any, recipe: Path, where: str) -> Any:
+    """Names of upstream recipes that are found from any folder: relative to the shipped recipes, or absolute."""
     if isinstance(named, list):
-        return [_portable_names(one, recipe) for one in named]
-    found = _upstream_path(named, recipe, str(recipe)).resolve()
-    folder = recipes_folder().resolve()
+        return [_portable_name(one, recipe, where) for one in named]
+    found, folder = _upstream_path(named, recipe, where).resolve(), recipes_folder().resolve()
     return found.relative_to(folder).as_posix() if found.is_relative_to(folder) else str(found)
 
 
