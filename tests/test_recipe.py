@@ -586,13 +586,20 @@ def test_a_role_can_be_taken_back(write: Write) -> None:
     assert Recipe.load(write("plain", likelihood)).roles == {}
 
 
-def test_upstreams_of_a_base_are_found_beside_the_recipe_itself(write: Write, tmp_path: Path) -> None:
+def test_upstreams_of_a_base_are_found_beside_the_recipe_and_then_beside_the_base(write: Write, tmp_path: Path) -> None:
     (tmp_path / "bases").mkdir()
     write("child", CHILD).rename(tmp_path / "bases" / "child.yaml")
-    write()
-    found = Recipe.load(write("mine", {"extends": "bases/child.yaml", "name": "mine"}))
-    assert found.start is not None
-    assert Path(found.start.places[0]) == tmp_path / "base.yaml"
+    write().rename(tmp_path / "bases" / "base.yaml")
+    path = write("mine", {"extends": "bases/child.yaml", "name": "mine"})
+    assert Path(Recipe.load(path).roles["reference"].places[0]) == tmp_path / "bases" / "base.yaml"
+    beside = write()
+    assert Path(Recipe.load(path).roles["reference"].places[0]) == beside
+
+
+def test_a_recipe_of_ones_own_extends_a_shipped_one(write: Write) -> None:
+    mine = Recipe.load(write("mine", {"extends": "scenes/adaptive-cl.yaml", "objective": {"negatives": 10}}))
+    assert mine.objective["negatives"] == 10
+    assert mine.captioner == Recipe.load("scenes/adaptive-cl.yaml").captioner
 
 
 def test_recipes_that_extend_each_other(write: Write) -> None:

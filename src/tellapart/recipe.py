@@ -276,6 +276,8 @@ class _Files:
         if path.resolve() in above:
             raise RecipeError(f"{path}: this recipe extends itself; change its extends")
         content = read_yaml(path)
+        for section in _upstreams(content).values():
+            section["from"] = _beside(section["from"], (*above, path.resolve()))
         named = content.pop("extends", None)
         if named is None:
             return content
@@ -283,6 +285,14 @@ class _Files:
             raise RecipeError(f"{path}: extends: give the name of one recipe file")
         base = _upstream_path(named, path, f"{path}: extends")
         return merge_recipes(content, self.extended(base, (*above, path.resolve())))
+
+
+def _beside(named: Any, chain: tuple[Path, ...]) -> Any:
+    """An upstream name as it is, or its path if it is only beside a file that the recipe extends, the nearest first."""
+    if isinstance(named, list):
+        return [_beside(one, chain) for one in named]
+    found = [file for file in chain if (file.parent / named).exists()]
+    return named if not found or found[0] == chain[0] else str(found[0].parent / named)
 
 
 def merge(own: Content, inherited: Content) -> Content:
