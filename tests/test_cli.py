@@ -85,7 +85,7 @@ def test_import_imports_nothing_heavy() -> None:
 # --- help -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("verb", [*VERBS, "recipes show", "recipes check"])
+@pytest.mark.parametrize("verb", [*VERBS, "recipes show", "recipes copy", "recipes check"])
 def test_every_verb_explains_itself(run: Run, verb: str) -> None:
     result = run(*verb.split(), "--help")
     assert result.status == 0
@@ -201,6 +201,7 @@ def test_recipes_lists_what_is_shipped(run: Run) -> None:
     for path in shipped_recipes():
         (line,) = [line for line in lines if line.split(" ")[0] == path.relative_to(RECIPES).as_posix()]
         assert yaml.safe_load(path.read_text(encoding="utf-8"))["description"] in line
+    assert not [line for line in lines if line.startswith("base/")]
 
 
 def test_recipes_show(run: Run) -> None:
@@ -215,12 +216,23 @@ def test_recipes_show(run: Run) -> None:
     assert yaml.safe_load(by_path.out)["name"] == shown["name"]
 
 
+def test_recipes_copy(run: Run, tmp_path: Path) -> None:
+    result = run("recipes", "copy", "scenes/adaptive-cl.yaml")
+    assert result == Result(0, "wrote adaptive-cl.yaml; 'tellapart train adaptive-cl.yaml' trains it\n", "")
+    text = (tmp_path / "adaptive-cl.yaml").read_text(encoding="utf-8")
+    assert text.startswith("# Copied from scenes/adaptive-cl.yaml\nname: scenes-cl\n")
+    assert run("recipes", "copy", "scenes/adaptive-cl.yaml", "-").out == text
+    assert run("recipes", "check", "adaptive-cl.yaml").status == 0
+    told = mistake(run("recipes", "copy", "scenes/adaptive-cl.yaml"))
+    assert "adaptive-cl.yaml: already exists; name another file" in told
+    assert run("recipes", "copy", "scenes/adaptive-cl.yaml", "mine/cl.yaml").status == 0
+    assert (tmp_path / "mine" / "cl.yaml").read_text(encoding="utf-8") == text
+
+
 def test_a_file_here_goes_before_a_shipped_one(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "scenes").mkdir()
-    text = (
-        (RECIPES / "scenes" / "adaptive-mle.yaml").read_text(encoding="utf-8").replace("name: scenes-mle", "name: mine")
-    )
-    (tmp_path / "scenes" / "adaptive-mle.yaml").write_text(text, encoding="utf-8")
+    run("recipes", "copy", "scenes/adaptive-mle.yaml", "scenes/adaptive-mle.yaml")
+    copy = tmp_path / "scenes" / "adaptive-mle.yaml"
+    copy.write_text(copy.read_text(encoding="utf-8").replace("name: scenes-mle", "name: mine"), encoding="utf-8")
     assert yaml.safe_load(run("recipes", "show", "scenes/adaptive-mle.yaml").out)["name"] == "mine"
 
 

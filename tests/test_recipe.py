@@ -12,7 +12,9 @@ import yaml
 
 from tellapart import recipe as recipe_module
 from tellapart.errors import RecipeError
-from tellapart.recipe import Recipe, recipes_folder, shipped_recipes
+from tellapart.recipe import BUDGETS as BUDGET_NAMES
+from tellapart.recipe import Recipe, copy_recipe, read_yaml, recipes_folder, shipped_recipes
+from tellapart.training import train
 
 RECIPES = recipes_folder()
 SHIPPED = shipped_recipes()
@@ -99,6 +101,65 @@ def test_shipped_recipes_load_and_round_trip(path: Path, tmp_path: Path) -> None
 def test_shipped_names_are_unique() -> None:
     names = [Recipe.load(path).name for path in SHIPPED]
     assert len(set(names)) == len(names)
+
+
+def extended(path: Path) -> list[Path]:
+    """The files that a recipe extends, nearest first."""
+    named = read_yaml(path).get("extends")
+    return [] if named is None else [base := (path.parent / named).resolve(), *extended(base)]
+
+
+def test_bases_are_used_and_chains_are_short() -> None:
+    chains = [extended(path) for path in SHIPPED]
+    assert max(map(len, chains)) <= 3
+    bases = {path.resolve() for path in RECIPES.rglob("base/*.yaml")}
+    assert bases
+    assert bases <= {path for chain in chains for path in chain}
+    assert not bases & {path.resolve() for path in SHIPPED}
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.relative_to(RECIPES).as_posix())
+def test_a_copy_in_another_folder_is_the_same_recipe(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = path.relative_to(RECIPES).as_posix()
+    copy = tmp_path / "copies" / "mine.yaml"
+    copy.parent.mkdir()
+    copy.write_text(copy_recipe(name), encoding="utf-8")
+    assert "extends" not in read_yaml(copy)
+    assert next(iter(read_yaml(copy))) == "name"
+    for budget in BUDGET_NAMES:
+        assert Recipe.load(copy, budget=budget).resolved() == Recipe.load(name, budget=budget).resolved()
+
+
+def test_a_copy_keeps_data_and_upstreams_that_are_beside_the_recipe(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data.json").touch()
+    write(data={"source": "data.json"})
+    write("child", CHILD)
+    path = write("mine", {"extends": "child.yaml", "name": "mine", "data": {"source": "data.json"}})
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "copy.yaml").write_text(copy_recipe(path), encoding="utf-8")
+    monkeypatch.chdir(other)
+    assert Recipe.load("copy.yaml") == Recipe.load(path)
+    plain = {"extends": "mine.yaml", "objective": {"name": "likelihood"}, "roles": {"reference": None}}
+    (other / "plain.yaml").write_text(copy_recipe(write("plain", plain)), encoding="utf-8")
+    assert read_yaml(other / "plain.yaml")["roles"] == {}
+
+
+def test_train_finds_a_shipped_recipe_from_any_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    trained: list[Recipe] = []
+    monkeypatch.setattr("tellapart.training.run_recipe", lambda recipe, *_: trained.append(recipe))
+    train("scenes/adaptive-cl-hard.yaml", "training.steps=3", budget="smoke")
+    (recipe,) = trained
+    assert (recipe.name, recipe.training.steps, recipe.budget) == ("scenes-cl-hard", 3, "smoke")
+    assert [Path(role.places[0]) for role in recipe.roles.values()] == [
+        RECIPES / "scenes" / file for file in ("adaptive-mle.yaml", "ranking.yaml")
+    ]
 
 
 def test_every_default_is_written_out(write: Write) -> None:
@@ -525,13 +586,20 @@ def test_a_role_can_be_taken_back(write: Write) -> None:
     assert Recipe.load(write("plain", likelihood)).roles == {}
 
 
-def test_upstreams_of_a_base_are_found_beside_the_recipe_itself(write: Write, tmp_path: Path) -> None:
+def test_upstreams_of_a_base_are_found_beside_the_recipe_and_then_beside_the_base(write: Write, tmp_path: Path) -> None:
     (tmp_path / "bases").mkdir()
     write("child", CHILD).rename(tmp_path / "bases" / "child.yaml")
-    write()
-    found = Recipe.load(write("mine", {"extends": "bases/child.yaml", "name": "mine"}))
-    assert found.start is not None
-    assert Path(found.start.places[0]) == tmp_path / "base.yaml"
+    write().rename(tmp_path / "bases" / "base.yaml")
+    path = write("mine", {"extends": "bases/child.yaml", "name": "mine"})
+    assert Path(Recipe.load(path).roles["reference"].places[0]) == tmp_path / "bases" / "base.yaml"
+    beside = write()
+    assert Path(Recipe.load(path).roles["reference"].places[0]) == beside
+
+
+def test_a_recipe_of_ones_own_extends_a_shipped_one(write: Write) -> None:
+    mine = Recipe.load(write("mine", {"extends": "scenes/adaptive-cl.yaml", "objective": {"negatives": 10}}))
+    assert mine.objective["negatives"] == 10
+    assert mine.captioner == Recipe.load("scenes/adaptive-cl.yaml").captioner
 
 
 def test_recipes_that_extend_each_other(write: Write) -> None:

@@ -404,7 +404,7 @@ def study(
     print(study_table(result))
 
 
-recipes_app = typer.Typer(help="List, show and check recipes.", invoke_without_command=True)
+recipes_app = typer.Typer(help="List, show, copy and check recipes.", invoke_without_command=True)
 app.add_typer(recipes_app, name="recipes")
 
 
@@ -418,7 +418,10 @@ def recipes(context: typer.Context) -> None:
     folder = recipes_folder()
     for path in shipped_recipes():
         print(f"{path.relative_to(folder)!s:40} {read_recipe(path).get('description', '')}")
-    print("\n'tellapart recipes show NAME' prints one with every default; 'tellapart train NAME' trains it.")
+    print(
+        "\n'tellapart recipes show NAME' prints one with every default; 'tellapart recipes copy NAME' writes a "
+        "file to edit; 'tellapart train NAME' trains it."
+    )
 
 
 @recipes_app.command()
@@ -431,6 +434,28 @@ def show(
     from tellapart.recipe import Recipe
 
     print(Recipe.load(recipe, overrides or [], budget).to_yaml(), end="")
+
+
+@recipes_app.command()
+def copy(
+    recipe: Annotated[Path, typer.Argument(help="A recipe's file or its name in the list.")],
+    file: Annotated[
+        Path | None,
+        typer.Argument(help="File to write, or '-' to print; by default the recipe's file name, here."),
+    ] = None,
+) -> None:
+    """Copy a recipe into one file to edit: what it extends is filled in, defaults are left out."""
+    from tellapart.files import write_text
+    from tellapart.recipe import copy_recipe
+
+    text, file = copy_recipe(recipe), file or Path(recipe.name)
+    if str(file) == "-":
+        print(text, end="")
+        return
+    if file.exists():
+        raise RecipeError(f"{file}: already exists; name another file, or delete this one first")
+    write_text(file, text)
+    print(f"wrote {file}; 'tellapart train {file}' trains it")
 
 
 @recipes_app.command()

@@ -192,21 +192,23 @@ def find_recipe(named: str | Path) -> Path:
 
 
 def copy_recipe(named: str | Path) -> str:
-    """A recipe as one standalone YAML text: what it extends is filled in, defaults are not written out."""
+    """A recipe as one YAML text to edit, for any folder: what it extends is filled in, defaults are not written out."""
     path = find_recipe(named)
     content = read_recipe(path)
-    for section in [content.get("start"), *(content.get("roles") or {}).values()]:
-        if isinstance(section, dict) and "from" in section:
-            section["from"] = _portable_names(section["from"], path)
-    return yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+    _find_data(content, path.resolve())
+    _drop_empty_roles(content)
+    for name, section in _upstreams(content).items():
+        section["from"] = _portable_name(section["from"], path, f"{path}: {name}.from")
+    ordered = {key: content[key] for key in (*Recipe.model_fields, "budgets") if key in content}
+    text = yaml.safe_dump(ordered | content, sort_keys=False, allow_unicode=True, width=120)
+    return f"# Copied from {named}\n{text}"
 
 
-def _portable_names(named: Any, recipe: Path) -> Any:
-    """Names of upstream recipes that are found from any folder: relative to the shipped recipes."""
+def _portable_name(named: Any, recipe: Path, where: str) -> Any:
+    """Names of upstream recipes that are found from any folder: relative to the shipped recipes, or absolute."""
     if isinstance(named, list):
-        return [_portable_names(one, recipe) for one in named]
-    found = _upstream_path(named, recipe, str(recipe)).resolve()
-    folder = recipes_folder().resolve()
+        return [_portable_name(one, recipe, where) for one in named]
+    found, folder = _upstream_path(named, recipe, where).resolve(), recipes_folder().resolve()
     return found.relative_to(folder).as_posix() if found.is_relative_to(folder) else str(found)
 
 
@@ -274,6 +276,8 @@ class _Files:
         if path.resolve() in above:
             raise RecipeError(f"{path}: this recipe extends itself; change its extends")
         content = read_yaml(path)
+        for section in _upstreams(content).values():
+            section["from"] = _beside(section["from"], (*above, path.resolve()))
         named = content.pop("extends", None)
         if named is None:
             return content
@@ -281,6 +285,14 @@ class _Files:
             raise RecipeError(f"{path}: extends: give the name of one recipe file")
         base = _upstream_path(named, path, f"{path}: extends")
         return merge_recipes(content, self.extended(base, (*above, path.resolve())))
+
+
+def _beside(named: Any, chain: tuple[Path, ...]) -> Any:
+    """An upstream name as it is, or its path if it is only beside a file that the recipe extends, the nearest first."""
+    if isinstance(named, list):
+        return [_beside(one, chain) for one in named]
+    found = [file for file in chain if (file.parent / named).exists()]
+    return named if not found or found[0] == chain[0] else str(found[0].parent / named)
 
 
 def merge(own: Content, inherited: Content) -> Content:
