@@ -1,4 +1,4 @@
-"""The demo: from pictures to captions that tell them apart, in one command."""
+"""The demo: render pictures, train captioners, compare their captions, in one command."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ RECIPES = {
 
 
 def run_demo(folder: Path, budget: str = "laptop") -> Path:
-    """Render the scenes, train the three recipes, compare them; gives the report's path.
+    """Render the scenes, train the three recipes, compare them; returns the report's path.
 
-    Everything goes into `folder`; an interrupted demo continues when it is called again.
+    Everything is written to `folder`; an interrupted demo continues when called again.
     """
     began = time.monotonic()
     runs: dict[str, Run] = {}

@@ -1,4 +1,4 @@
-"""Measure a retriever's run: both directions, all images and folds, a few queries to look at, and against another run.
+"""Measure the run of a retriever: both directions, all images and folds, example queries, paired differences.
 
 Everything is written into the run folder, with what it was made from, and found again on the next call:
 `retrieval.json` (figures and shown queries), `retrieval_images.jsonl` and `retrieval_captions.jsonl` (ranks); of other
@@ -38,7 +38,7 @@ class RetrievalEvaluation:
         folds: the same as means over the folds; empty without folds.
         images: one row per image: id, rank (the best of its captions) and, with folds, rank_in_fold.
         captions: one row per caption: id (its image), caption, rank and, with folds, rank_in_fold.
-        shown: `texts` and `images`: a few queries, half of them right at rank 1, with the first five that they find.
+        shown: `texts` and `images`: example queries, half of them right at rank 1, with the first five results.
     """
 
     folder: Path
@@ -68,7 +68,7 @@ def evaluate_retrieval(
     Args:
         run: a finished training of a retriever.
         split: the images.
-        folds: also give the means over so many folds of consecutive images (COCO's "1K": 5).
+        folds: also give the means over this many folds of consecutive images (COCO's "1K": 5).
         out: folder for the files; by default the run's.
 
     Example:
@@ -144,14 +144,14 @@ def compare_seeds(
 
 
 def _items(measured: RetrievalEvaluation) -> list[tuple[str, str | None]]:
-    """What was ranked."""
+    """The ranked images and captions."""
     return [(row["id"], row.get("caption")) for row in (*measured.images, *measured.captions)]
 
 
 def _mean_statistics(
     seeds: Sequence[dict[str, CorpusStatistic]], figures: Collection[str] | None
 ) -> dict[str, CorpusStatistic]:
-    """Sums over images averaged over seeds: every figure is a ratio of hits to counts, and counts are alike."""
+    """Sums over images averaged over seeds: every figure is a ratio of hits to counts, and counts are equal."""
     return {
         name: CorpusStatistic(np.mean([seed[name].columns for seed in seeds], axis=0), statistic.combine)
         for name, statistic in seeds[0].items()
@@ -242,7 +242,7 @@ def _write_rows(folder: Path, name: str, split: str, ranked: RankedSplit) -> dic
 def _shown(
     ranked: RankedSplit, images: list[dict[str, Any]], captions: list[dict[str, Any]]
 ) -> dict[str, list[dict[str, Any]]]:
-    """A few queries of each direction with what they find."""
+    """Example queries of each direction with their results."""
     texts, pictures = shown_queries(ranked.ranks.text_to_image), shown_queries(ranked.ranks.image_to_text)
     found_images = first_images(ranked, texts)
     found_captions = first_captions(ranked, pictures)

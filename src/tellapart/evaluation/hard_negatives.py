@@ -1,4 +1,4 @@
-"""Captions that a retriever takes for an image's though they are another's: hard negatives."""
+"""Hard negatives: captions that a retriever ranks high for an image though they were written for another."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ CHUNK = 256
 
 
 def likely_captions(retriever: Retriever, prepared: Prepared, split: str, top: float) -> NDArray[np.int64]:
-    """For each image of a split the captions of other images that fit it best: `[images, candidates]`.
+    """For each image of a split the best-ranked captions of other images: `[images, candidates]`.
 
     Captions are numbered image by image, as `CaptionPool` does.
 
     Args:
-        retriever: in eval mode; better one that was not trained on these captions, or it knows whose they are.
+        retriever: in eval mode; it should not have been trained on these captions.
         prepared: data and features.
         split: the images that have captions.
         top: this share of the split's captions.
@@ -35,7 +35,9 @@ def likely_captions(retriever: Retriever, prepared: Prepared, split: str, top: f
     columns = np.arange(captions)
     for start in range(0, images, CHUNK):
         block = scores(slice(start, start + CHUNK), columns)
-        block[owner[None, :] == np.arange(start, start + len(block))[:, None]] = -np.inf  # its own are no negatives
-        # In falling order, equal ones by number: what is drawn must not depend on the machine.
+        block[
+            owner[None, :] == np.arange(start, start + len(block))[:, None]
+        ] = -np.inf  # own captions are no negatives
+        # Ties by number, so that draws do not depend on the machine.
         likely[start : start + CHUNK] = np.argsort(-block, axis=1, kind="stable")[:, :count]
     return likely

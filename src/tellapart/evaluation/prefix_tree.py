@@ -1,4 +1,4 @@
-"""The prefix tree of a set of captions: what several captions begin with is one path of it."""
+"""The prefix tree of a set of captions: a common prefix is one path."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from tellapart.text import START
 
-NOBODY = -1
+NO_CAPTION = -1
 
 
 @dataclass(frozen=True)
 class PrefixTree:
-    """All prefixes of some captions, numbered level by level; a node's children stand side by side.
+    """All prefixes of some captions, numbered level by level; the children of a node are consecutive.
 
     A node is a prefix: its token is the last word of it (the root, the empty prefix, has the start token). One step of
     a captioner at a node gives the probabilities of all its children and of an end here.
@@ -24,10 +24,10 @@ class PrefixTree:
     Attributes:
         token: `[nodes]`.
         parent: `[nodes]`; the root is its own.
-        first_child: `[nodes]`, and so many `children`.
-        children: `[nodes]`.
+        first_child: `[nodes]`.
+        children: `[nodes]`, number of children.
         caption: `[nodes]`, the caption that ends here, or -1.
-        levels: where each level begins, and where the last one ends.
+        levels: index of the first node of each level, and the end of the last level.
 
     Example:
         >>> tree = PrefixTree.of([(), (5, 6), (5, 7, 8)])
@@ -79,8 +79,8 @@ class PrefixTree:
         return int(np.diff(self.levels).max())
 
     def lowest(self, of_caption: NDArray[np.float64]) -> NDArray[np.float64]:
-        """For each node the lowest value among the captions that begin with it."""
-        lowest = np.where(self.caption == NOBODY, np.inf, of_caption[self.caption])
+        """For each node the lowest value of the captions with this prefix."""
+        lowest = np.where(self.caption == NO_CAPTION, np.inf, of_caption[self.caption])
         for first, last in reversed(list(pairwise(self.levels[1:]))):
             np.minimum.at(lowest, self.parent[first:last], lowest[first:last])
         return lowest
@@ -90,7 +90,7 @@ class PrefixTree:
 class _Node:
     token: int
     parent: int
-    below: range  # the captions that begin with it
-    caption: int = NOBODY
+    below: range  # the captions with this prefix
+    caption: int = NO_CAPTION
     first_child: int = 0
     children: int = 0

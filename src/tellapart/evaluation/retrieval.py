@@ -1,10 +1,10 @@
-"""Ranks of a retriever: images find their captions, captions find their images, among all of a split.
+"""Ranks of a retriever on a split, in both directions: image → caption and caption → image.
 
-Images and captions are embedded once. Scores are then computed block by block and counted, never held: the memory is
-that of the embeddings and of one block, whatever the number of pairs. Scores that differ by less than `ROUNDING` of the
-largest possible one are ties, and ties count against (`metrics.ranks`): what differs less depends on how items were
-batched, not on the retriever. Two equal pictures thus never win by rounding. Vectors are compared in float32 and, where
-that could be wrong about a tie, again in float64 (`evaluation.vector_ranks`): the ranks are those of float64.
+Images and captions are embedded once. Scores are then computed and counted block by block: memory holds the embeddings
+and one block, whatever the number of pairs. Scores that differ by less than `ROUNDING` of the largest possible one are
+ties, and ties count against the query (`metrics.ranks`): smaller differences depend on batching, not on the retriever.
+Vectors are compared in float32, and again in float64 where float32 could be wrong about a tie
+(`evaluation.vector_ranks`): the ranks are those of float64.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from tellapart.retrievers.base import Raw, Retriever, move, take
 
 # Items embedded at a time; images × captions compared at a time by retrievers without index vectors.
 AT_ONCE = 128
-# Captions whose vectors are compared with a block of images at a time.
+# Captions compared with a block of images at a time.
 COLUMNS = 4096
 ROUNDING = 1e-6
 FIRST = 5
-# Queries of each direction that are shown with what they find.
+# Example queries per direction.
 SHOWN = 8
 
 OnProgress = Callable[[int, int], None]
@@ -73,11 +73,11 @@ class PairScores:
         retriever: in eval mode.
         store: features of the images.
         rows: the images' rows in the store.
-        captions: what they are compared with.
+        captions: compared with the images.
         on_progress: called with items embedded and items in all.
 
     Attributes:
-        rounding: scores that differ less are equal.
+        rounding: scores that differ by less are equal.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class PairScores:
         self.rounding = ROUNDING
         if retriever.has_index_vectors:
             self._image_vectors, self._text_vectors = (_stacked(chunks) for chunks in embedded)
-            # The largest score there can be: 1 for cosines.
+            # The largest possible score: 1 for cosines.
             longest = [np.linalg.norm(v, axis=1).max(initial=0.0) for v in (self._image_vectors, self._text_vectors)]
             self.rounding = ROUNDING * float(longest[0] * longest[1])
 
@@ -137,7 +137,7 @@ class PairScores:
         images: range | None = None,
         on_progress: OnProgress | None = None,
     ) -> RetrievalRanks:
-        """Ranks both ways among all images, or among some consecutive ones and their captions.
+        """Ranks in both directions among all images, or among consecutive ones and their captions.
 
         Args:
             image_of_caption: `[captions]`, the place of each caption's image, in rising order.
@@ -191,7 +191,7 @@ class RankedSplit:
         gallery: the images and captions.
         scores: block by block.
         ranks: among all of them.
-        folds: the same within each fold, if there were any.
+        folds: the same within each fold, if any.
     """
 
     gallery: Gallery
@@ -214,7 +214,7 @@ def rank_split(
         retriever: in eval mode.
         prepared: data and features.
         split: the images.
-        folds: also rank within so many equal runs of consecutive images (COCO's "1K": 5 folds of its 5,000).
+        folds: also rank within this many equal folds of consecutive images (COCO's "1K": 5 folds of its 5,000).
         on_embedding: called with items embedded and items in all.
         on_ranking: called with images done and images in all.
 
@@ -256,7 +256,7 @@ def rank_captions_under(
     captions: Sequence[str],
     on_progress: OnProgress | None = None,
 ) -> RankedCaptions:
-    """Let captions look for their images under a retriever; caption t belongs to image `rows[t]`.
+    """Rank images for captions under a retriever; caption t belongs to image `rows[t]`.
 
     Args:
         retriever: in eval mode.
@@ -275,7 +275,7 @@ def rank_captions_under(
 
 
 def shown_queries(ranks: NDArray[np.int64], count: int = SHOWN) -> list[int]:
-    """Queries to show: half of them with the right item first, half without, from all over the split."""
+    """Example queries spread over the split: half with the right item first, half without."""
     right, wrong = np.flatnonzero(ranks == 1), np.flatnonzero(ranks > 1)
     hits = _spread(right, max(count - count // 2, count - len(wrong)))
     return [*hits, *_spread(wrong, count - len(hits))]
@@ -288,7 +288,7 @@ def _spread(places: NDArray[np.int64], count: int) -> list[int]:
 
 
 def first_images(ranked: RankedSplit, captions: Sequence[int], count: int = FIRST) -> list[list[int]]:
-    """The best images for each of these captions, best first; its own is in the place of its rank."""
+    """The best images for each of these captions, best first; its own image is at its rank."""
     scores, owner = ranked.scores, ranked.gallery.image_of_caption
     found = []
     for caption in captions:
@@ -301,7 +301,7 @@ def first_images(ranked: RankedSplit, captions: Sequence[int], count: int = FIRS
 
 
 def first_captions(ranked: RankedSplit, images: Sequence[int], count: int = FIRST) -> list[list[int]]:
-    """The best captions for each of these images, best first; the first of its own is in the place of its rank."""
+    """The best captions for each of these images, best first; its own best caption is at its rank."""
     scores, owner = ranked.scores, ranked.gallery.image_of_caption
     everything = np.arange(scores.shape[1])
     return [
@@ -311,7 +311,7 @@ def first_captions(ranked: RankedSplit, images: Sequence[int], count: int = FIRS
 
 
 def _best(scores: NDArray[np.float64], right: NDArray[np.bool_], rounding: float, count: int) -> list[int]:
-    """Places of the highest scores; what is right comes after its ties, as its rank says, others by their place."""
+    """Positions of the highest scores; right items come after their ties, as in their rank, others by position."""
     lowered = np.nextafter(scores - rounding, -np.inf)
     best: list[int] = np.argsort(-np.where(right, lowered, scores), kind="stable")[:count].tolist()
     return best

@@ -3,15 +3,15 @@
 Each caption c_t queries all images, ranked by p(c_t | I_j) under a captioner: the one that wrote the captions, or
 another one as an independent judge. A generic caption fits many images and ranks its own one low.
 
-The ranks are those of all captions × images scores, but three savings leave few of them to compute (`tree_scores`):
+The ranks are exact, as if all captions × images were scored, but most scores need not be computed (`tree_scores`):
 
 - equal captions are scored once;
-- captions that begin alike share the states of what they share;
-- ln p only falls as a caption goes on, so an image whose ln p so far is below what the true image has in the end is
-  dropped: it cannot come before it. The true images' scores are therefore computed first, one pass over N pairs.
+- captions with a common prefix share its states;
+- ln p can only fall as a caption grows, so an image whose ln p is below the true image's final score is dropped.
+  The true images' scores are therefore computed first, in one pass over N pairs.
 
-Scores within `ROUNDING` of the true image's are ties, which count against: what differs less depends on how rows were
-batched, not on the model. Two equal images thus never win by rounding.
+Scores within `ROUNDING` of the true image's are ties, and ties count against the caption: smaller differences depend on
+batching, not on the model.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from tellapart.text import END, PAD
 
 KS = (1, 5, 10, 50, 500)
 SHOWN = 5
-# Images between two signs of life, and in one file of a study that is kept.
+# Images per progress update, and per file of an unfinished ranking.
 SHARD = 32
-# Scores that differ less are equal; a score that is lower by more than the margin is lower however it was computed. The
-# margin is for ln p down to -10 and grows with it.
+# Scores that differ by less are equal. A score lower by more than the margin is lower whatever the batching; the margin
+# is for |ln p| up to 10 and grows with it.
 ROUNDING = 1e-5
 MARGIN = 1e-4
-# Counts changes of what the files of a study hold.
+# Version of the files of an unfinished ranking.
 FORMAT = 1
 
 OnProgress = Callable[[int, int], None]
@@ -102,7 +102,7 @@ def self_retrieval(
         store: features of the images.
         rows: the images' rows in the store.
         captions: one caption per image.
-        shown: also tell the first so many images that each caption finds; costs some of what dropping images saves.
+        shown: also give this many best images of each caption; this costs part of what dropping images saves.
         on_progress: called with pairs done and pairs in all.
 
     Example:
@@ -125,12 +125,12 @@ def self_retrieval_part(
     shown: int = 0,
     on_progress: OnProgress | None = None,
 ) -> SelfRetrieval | None:
-    """The same, kept in a folder as it goes: an interrupted call continues, and processes may share the work.
+    """As `self_retrieval`, but finished blocks are kept: an interrupted call continues, processes can share the work.
 
     Args:
         captioner, store, rows, captions, shown: as for `self_retrieval`.
-        folder: holds a folder `ranking-DIGEST` of finished blocks of images, named by the weights, the captions and
-            the features: nothing of another study is ever taken for this one's. Without it nothing is kept.
+        folder: gets a folder `ranking-DIGEST` of finished blocks; the digest covers weights, captions and features.
+            Without it nothing is kept.
         part: which blocks this call ranks; all by default.
         on_progress: called with pairs done and pairs in all, of this part.
 
@@ -156,7 +156,7 @@ def self_retrieval_part(
 
 
 class _Study:
-    """All captions against all images. Captions are known by their place among the different ones, in token order."""
+    """All captions against all images. A caption is identified by its place among the distinct ones, in token order."""
 
     def __init__(
         self, captioner: Decodable, store: FeatureStore, rows: Sequence[int], captions: Sequence[str], shown: int
@@ -171,7 +171,7 @@ class _Study:
         self.distinct = sorted(set(said))
         place = {tokens: number for number, tokens in enumerate(self.distinct)}
         self.caption_of_image = np.array([place[tokens] for tokens in said])
-        # The images that each caption belongs to, side by side.
+        # Images sorted by their caption.
         self.by_caption = np.argsort(self.caption_of_image, kind="stable")
         self.owners = np.bincount(self.caption_of_image)
         self.first_owner = self.owners.cumsum() - self.owners
@@ -199,10 +199,10 @@ class _Study:
         return np.arange(start, min(start + SHARD, len(self.rows)))
 
     def targets(self) -> dict[str, Any]:
-        """What must be known first: ln p of each caption with its own image, and the floor of each different caption.
+        """What is computed first: ln p of each caption with its own image, and the floor of each distinct caption.
 
-        A caption's floor is the lowest score of its own images. Where the first k images are to be shown, it is no
-        higher than the k-th best score among some images: its own and those that look most like them.
+        A caption's floor is the lowest score of its own images. If the first k images are shown, it is at most the k-th
+        best score among its own images and the images most similar to them.
         """
         images = len(self.rows)
         own_image = np.arange(images)
@@ -227,13 +227,13 @@ class _Study:
         return pair_scores(self.captioner, self.store, self.rows, padded.to(self.captioner.device), caption, image)
 
     def rank(self, shard: NDArray[np.int64], targets: dict[str, Any]) -> dict[str, Any]:
-        """For each caption how many of these images come before its own, and the best of them."""
+        """For each caption the number of these images that rank before its own, and the best of them."""
         own, floor = np.array(targets["own"]), np.array(targets["floor"])
         features = torch.from_numpy(self.store.grid(self.rows[shard].tolist()))
         reached = TreeScorer(self.captioner, self.tree, floor).scores(features)
         self._check_own(shard, own, reached)
         caption, image, score = reached.caption, shard[reached.image], reached.score
-        # Each score is held against that of every image its caption belongs to.
+        # Each score is compared with that of every image its caption belongs to.
         times = self.owners[caption]
         pair = np.repeat(np.arange(len(caption)), times)
         which = np.arange(len(pair)) - np.repeat(times.cumsum() - times, times)
@@ -249,20 +249,20 @@ class _Study:
         return found
 
     def _check_own(self, shard: NDArray[np.int64], own: NDArray[np.float64], reached: Reached) -> None:
-        """The true images must have been reached, with the scores known before; dropping images relies on it."""
+        """Check that stepping gives the true images the scores of teacher forcing; dropping images relies on it."""
         stepped = np.full(len(self.rows), -np.inf)
         mine = self.caption_of_image[shard[reached.image]] == reached.caption
         stepped[shard[reached.image[mine]]] = reached.score[mine]
         before, now, apart = own[shard], stepped[shard], np.zeros(len(shard))
-        np.subtract(before, now, where=before != now, out=apart)  # -inf and -inf are not apart
+        np.subtract(before, now, where=before != now, out=apart)  # -inf - -inf counts as 0
         if (np.abs(apart) > _margin(before) / 2).any():
             raise DataError(
-                f"{self.captioner.name}: stepping and teacher forcing give one caption log probabilities that are "
-                f"{np.abs(apart).max():.2g} apart, too far for exact ranks; run it in float32 on another device"
+                f"{self.captioner.name}: stepping and teacher forcing differ by {np.abs(apart).max():.2g} in the log "
+                "probability of a caption, too much for exact ranks; run it in float32 on another device"
             )
 
     def together(self, targets: dict[str, Any], shards: list[dict[str, Any]]) -> SelfRetrieval:
-        """The ranks among all images from those among the images of each shard."""
+        """Combine the counts of all shards into ranks."""
         images = len(self.rows)
         first = np.zeros((images, 0), dtype=np.int64)
         if self.shown:
@@ -283,12 +283,12 @@ class _Study:
 
 
 def _margin(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    """How far the same score may be apart when it is computed in other batches: float32 errs in proportion."""
+    """How much a score may vary with batching: float32 rounding grows with the size of the number."""
     return MARGIN * np.maximum(1.0, np.abs(np.where(np.isfinite(scores), scores, 0.0)) / 10)
 
 
 class _Kept:
-    """Finished pieces of a study, in a folder or, without one, in memory."""
+    """Finished pieces of a ranking, in a folder or, without one, in memory."""
 
     def __init__(self, folder: Path | None) -> None:
         self._folder = folder

@@ -1,8 +1,8 @@
-"""How unequal the negatives of an anchor are to it: the SD of eq. 3 of the CODER paper, over a whole split.
+"""Diversity of negatives: the standard deviation of an anchor's similarities to them (CODER, eq. 3), over a split.
 
-The paper's claim (figure 1) is that diversity-sensitive contrast spaces them out. The similarities are asked for block
-by block and never held; deviations are merged in float64 from each block's mean and sum of squares about it, since
-E(S²) − E(S)² would cancel.
+The paper claims (figure 1) that diversity-sensitive contrast spreads negatives out. Similarities are computed block by
+block and not kept; each block's mean and sum of squared deviations are merged in float64, because E(S²) − E(S)² would
+lose precision.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tellapart.run import Run
 
 @dataclass(frozen=True)
 class NegativeSpread:
-    """The standard deviation of each anchor's similarities to its negatives: what belongs to other images.
+    """The standard deviation of each anchor's similarities to its negatives, items of other images.
 
     Attributes:
         image_to_text: `[images]`, over the captions of other images.
@@ -65,7 +65,7 @@ def negative_spread(
         here, _, apart = _moments(scores, negatives, axis=1)
         of_images[start:stop] = np.sqrt(apart / np.maximum(here, 1))
         here, of_columns, apart = _moments(scores, negatives, axis=0)
-        # Chan et al.: two groups' squares about their own means, and about the mean of both.
+        # Merge of two groups' squared deviations (Chan et al.).
         both = np.maximum(count + here, 1)
         step = of_columns - mean
         squares += apart + step**2 * count * here / both
@@ -85,7 +85,7 @@ def _moments(
 
 
 def measure_spread(run: Run, split: str = "test") -> NegativeSpread:
-    """The spread of a retriever's negatives on a split; kept in the run's folder and found again.
+    """The spread of a retriever's negatives on a split; kept in the run's folder and reused.
 
     Args:
         run: a finished training of a retriever.

@@ -1,9 +1,9 @@
-"""ln p(caption | image) of many captions against many images, without the work that changes nothing.
+"""ln p(caption | image) of many captions against many images, computed without redundant work.
 
-- Captions that begin alike share the states of what they share (`PrefixTree`), LSTM states as well as caches of keys
-  and values, by the captioner's own `step` and `select`.
-- ln p of a prefix only falls as it grows. So an image is dropped from a prefix as soon as it is below the *floor* of
-  every caption that begins with it: nobody asks for scores below.
+- Captions with a common prefix share its states (`PrefixTree`): LSTM states or caches of keys and values, through the
+  captioner's own `step` and `select`.
+- ln p of a prefix can only fall as the prefix grows. So an image is dropped from a prefix as soon as its score is below
+  the *floor* of every caption with this prefix: lower scores are not needed.
 """
 
 from __future__ import annotations
@@ -18,18 +18,17 @@ from numpy.typing import NDArray
 from tellapart.data.features import FeatureStore
 from tellapart.decoding.base import Decodable
 from tellapart.errors import DataError
-from tellapart.evaluation.prefix_tree import NOBODY, PrefixTree
+from tellapart.evaluation.prefix_tree import NO_CAPTION, PrefixTree
 from tellapart.text import END
 
-# Log probabilities that one call gives, rows × vocabulary (32 MB), and images encoded at once: enough to keep a
-# processor busy, few enough for its memory.
+# Log probabilities computed by one call, rows × vocabulary (32 MB), and images encoded at once.
 LOG_PROBS = 2**23
 IMAGES = 16
 
 
 @dataclass(frozen=True)
 class Reached:
-    """Scores of (caption, image) at or above the caption's floor; what is not here is below it.
+    """Scores of (caption, image) at or above the caption's floor; all others are below it.
 
     Attributes:
         caption, image: positions, `[pairs]` each.
@@ -54,7 +53,7 @@ class Reached:
 
 @dataclass(frozen=True)
 class _Rows:
-    """Rows of the next step: (node, image) each, with the row of the state that they go on from."""
+    """Rows of the next step: (node, image) pairs, each with the row of the state that it continues."""
 
     state: Any
     place: torch.Tensor
@@ -69,14 +68,14 @@ class _Rows:
 class TreeScorer:
     """Scores all captions of a prefix tree against images.
 
-    Books are kept on the CPU in float64, the captioner runs wherever it is. A step has at most `rows_at_once` rows;
-    rows that wait hold the state of the step before, one such state for each level of the tree at most. So memory does
-    not grow with the number of captions and images.
+    Scores are kept on the CPU in float64; the captioner runs on its own device. A step has at most `rows_at_once` rows.
+    Waiting rows hold the state of the previous step, at most one state per level of the tree, so memory does not grow
+    with the number of captions and images.
 
     Args:
         captioner: in eval mode.
         tree: of the captions' tokens.
-        floors: `[captions]`, the score below which nobody wants to know; -inf asks for all.
+        floors: `[captions]`, the score below which a pair is not needed; -inf keeps all pairs.
 
     Example:
         >>> scorer = TreeScorer(captioner, PrefixTree.of(rows), floors)         # doctest: +SKIP
@@ -92,8 +91,8 @@ class TreeScorer:
         self.children = torch.from_numpy(tree.children)
         self.caption = torch.from_numpy(tree.caption)
         self.rows_at_once = rows_at_once(captioner)
-        # Blocks whose widest level fits into one step. Attention lays rows out as [images, rows of the busiest image]:
-        # where a level has to be cut, its pieces would be of few images, so that an image stands alone then.
+        # The widest level of a block of images must fit into one step: attention lays rows out as [images, most rows of
+        # one image], which wastes memory where a level is cut into pieces of few images.
         self.images_at_once = min(IMAGES, max(1, self.rows_at_once // tree.widest))
 
     @torch.no_grad()
@@ -106,7 +105,7 @@ class TreeScorer:
         return Reached.join(found)
 
     def _walk(self, features: torch.Tensor, first: int) -> Reached:
-        """Down the tree from its root; the rows that came last go on first, so that few states wait."""
+        """Depth first from the root, so that few states are held at a time."""
         images = torch.arange(len(features))
         state = self.captioner.start(self.captioner.encode(features), images.to(features.device))
         zero = torch.zeros(len(features), dtype=torch.float64)
@@ -121,7 +120,7 @@ class TreeScorer:
             steps += len(rows.node)
             log_probs, state = self._step(rows)
             ended.append(self._end(rows, log_probs))
-            rows = self._go_on(rows, log_probs, state)
+            rows = self._children(rows, log_probs, state)
             if len(rows.node):
                 waiting.append(rows)
         caption, image, score = (torch.cat(column).numpy() for column in zip(*ended, strict=True))
@@ -134,14 +133,14 @@ class TreeScorer:
 
     def _end(self, rows: _Rows, log_probs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Captions that end here, their images and scores."""
-        here = (self.caption[rows.node] != NOBODY).nonzero()[:, 0]
+        here = (self.caption[rows.node] != NO_CAPTION).nonzero()[:, 0]
         caption = self.caption[rows.node[here]]
         score = rows.score[here] + _picked(log_probs, here, torch.full_like(here, END))
         wanted = score >= self.floor_of_caption[caption]
         return caption[wanted], rows.image[here][wanted], score[wanted]
 
-    def _go_on(self, rows: _Rows, log_probs: torch.Tensor, state: Any) -> _Rows:
-        """One row for each child of each row that is not below its floor."""
+    def _children(self, rows: _Rows, log_probs: torch.Tensor, state: Any) -> _Rows:
+        """One row for each child whose score is not below its floor."""
         counts = self.children[rows.node]
         place = torch.arange(len(counts)).repeat_interleave(counts)
         of_siblings = torch.arange(len(place)) - (counts.cumsum(0) - counts)[place]
@@ -161,7 +160,7 @@ def pair_scores(
     caption: NDArray[np.int64],
     image: NDArray[np.int64],
 ) -> NDArray[np.float64]:
-    """ln p(caption | image) of single pairs, by teacher forcing; few images at a time when pairs come image by image.
+    """ln p(caption | image) of single pairs, by teacher forcing; efficient when the pairs are sorted by image.
 
     Args:
         captioner: in eval mode.
@@ -178,13 +177,13 @@ def pair_scores(
         memory = captioner.encode(torch.from_numpy(store.grid(rows[block].tolist())).to(captioner.device))
         said = tokens[torch.from_numpy(caption[pairs]).to(captioner.device)]
         of_row = torch.from_numpy(image_of_row).to(captioner.device)
-        # Summed in float64: the sum of a long caption would lose what a rank may hang on.
+        # Summed in float64: rounding in the sum of a long caption could change a rank.
         scores.append(_checked(captioner.log_prob(memory, said, of_row, per_token=True)).sum(dim=1).numpy())
     return np.concatenate(scores)
 
 
 def rows_at_once(captioner: Decodable) -> int:
-    """So many rows of log probabilities may be held."""
+    """Number of rows whose log probabilities fit into one call."""
     return max(1, LOG_PROBS // len(captioner.vocabulary))
 
 
@@ -194,7 +193,7 @@ def _picked(log_probs: torch.Tensor, rows: torch.Tensor, tokens: torch.Tensor) -
 
 
 def _checked(log_probs: torch.Tensor) -> torch.Tensor:
-    """On the CPU in float64 (which not every device has), and numbers."""
+    """Checked for NaN, and moved to the CPU as float64 (not every device has float64)."""
     if bool(log_probs.isnan().any()):
-        raise DataError("a score is not a number (NaN); the model that gave it has diverged: train it anew")
+        raise DataError("a score is not a number (NaN); the model has diverged: train it again")
     return log_probs.cpu().double()

@@ -1,4 +1,4 @@
-"""Figures of what a model is for while a training goes on, so that the best checkpoint can be the best model."""
+"""Validation figures of generated captions or of retrieval, to choose the best checkpoint during training."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ FAMILIES = ("bleu", "cider", "diversity")
 def measure_captions(
     captioner: Captioner, prepared: Prepared, images: int, decoding: DecodingSettings
 ) -> dict[str, float]:
-    """Caption the first so many validation images and score them: BLEU, CIDEr-D, diversity.
+    """Caption the first validation images and score the captions: BLEU, CIDEr-D, diversity.
 
     Args:
         captioner: in eval mode.
         prepared: data and features.
-        images: how many.
+        images: number of images.
         decoding: how captions are generated.
     """
     records = [record for record in prepared.dataset.split("val") if record.captions][:images]

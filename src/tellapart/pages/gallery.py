@@ -1,4 +1,4 @@
-"""A page to look at: what a retriever finds for a few sentences and a few pictures (as figure 5 of the CODER paper)."""
+"""A page of example queries of a retriever, with the pictures and captions it finds (CODER paper, figure 5)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tellapart.run import Run
 def write_gallery(run: Run, measured: RetrievalEvaluation) -> Path:
     """Write `gallery.html` (of another split `gallery-val.html`) beside the measured figures; gives its path.
 
-    The page holds its pictures.
+    Pictures are inside the page.
 
     Args:
         run: the retriever's training.
@@ -43,7 +43,7 @@ def write_gallery(run: Run, measured: RetrievalEvaluation) -> Path:
 
 
 def shown_queries(measured: RetrievalEvaluation, pictures: Pictures) -> dict[str, Any]:
-    """The queries that were kept with what they find, as the pages' `queries.html` shows them.
+    """Example queries with their results, for the template `queries.html`.
 
     Args:
         measured: from `evaluate_retrieval`.
