@@ -12,8 +12,9 @@ ROOT = Path(__file__).parents[2]
 
 def layers() -> list[list[str]]:
     """The layers of the linter's contract, from the top; packages on one layer do not import each other."""
-    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"]["contracts"]
-    return [[name.strip().removeprefix("tellapart.") for name in row.split("|")] for row in contracts[0]["layers"]]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    rows = project["tool"]["importlinter"]["contracts"][0]["layers"]
+    return [[name.strip().removeprefix("tellapart.") for name in row.split("|")] for row in rows]
 
 
 def diagram() -> str:
@@ -24,8 +25,8 @@ def diagram() -> str:
     for module in graph.modules:
         own = module.split(".")[1] if "." in module else ""
         if own in imported:
-            found = {target.split(".")[1] for target in graph.find_modules_directly_imported_by(module) if "." in target}
-            imported[own] |= found - {own}
+            targets = graph.find_modules_directly_imported_by(module)
+            imported[own] |= {target.split(".")[1] for target in targets if "." in target} - {own}
     lines = []
     for row in layers():
         for name in row:
