@@ -19,12 +19,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def studying(place: Path, tiny: tuple[str, ...]) -> Callable[..., Result]:
-    """`run_study` on scenes at the smoke budget, with the module's own overrides `tiny`."""
+def studying(place: Path, request: pytest.FixtureRequest) -> Callable[..., Result]:
+    """`run_study` on scenes at the smoke budget, with the overrides `TINY` of the test module."""
+    tiny = request.module.TINY
 
     def study(name: str, **options: object) -> Result:
         given = {"budget": "smoke", "overrides": tiny, "runs": place / "runs", "prepared": place / "prepared"}
-        return run_study(name, "scenes", out=place / name, **{**given, **options})  # type: ignore[arg-type]
+        return run_study(name, "scenes", **{"out": place / name, **given, **options})  # type: ignore[arg-type]
 
     return study
 

@@ -40,11 +40,6 @@ Written = Callable[[Result], tuple[str, str]]
 
 
 @pytest.fixture(scope="module")
-def tiny() -> tuple[str, ...]:
-    return TINY
-
-
-@pytest.fixture(scope="module")
 def table5(studying: Studying) -> Result:
     return studying("cl-table5", seeds=2)
 
@@ -180,8 +175,10 @@ def test_in_rounds_the_target_becomes_the_reference(studying: Studying) -> None:
     assert first.recipe.training.keep == "best"
 
 
-def test_the_plan_is_printed_first(studying: Studying, table5: Result, capsys: pytest.CaptureFixture[str]) -> None:
-    studying("cl-table5")
+def test_the_plan_is_printed_first(
+    studying: Studying, table5: Result, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    studying("cl-table5", out=tmp_path)
     printed = capsys.readouterr().err.splitlines()
     assert printed[0] == "cl-table5: Which target, which reference?"
     assert [line for line in printed if line.startswith("planned: ")]

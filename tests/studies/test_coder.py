@@ -46,11 +46,6 @@ Written = Callable[[Result], tuple[str, str]]
 
 
 @pytest.fixture(scope="module")
-def tiny() -> tuple[str, ...]:
-    return TINY
-
-
-@pytest.fixture(scope="module")
 def table2(studying: Studying) -> Result:
     return studying("coder-table2", seeds=2)
 

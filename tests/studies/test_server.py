@@ -23,8 +23,8 @@ def test_c40_needs_more_than_five_captions() -> None:
     assert few["C5 Bleu_1"] == many["C5 Bleu_1"]
     assert many["C40 Bleu_4"] > many["C5 Bleu_4"]  # the tenth caption is the same
     references = {record.id: record.captions[:40] for record in records(41)}
-    said = {"007": "a dog number 9", "008": "a big bus"}
-    assert many["C40 CIDEr"] == evaluate(references, said, metrics=["cider"]).corpus["CIDEr"]
+    candidates = {"007": "a dog number 9", "008": "a big bus"}
+    assert many["C40 CIDEr"] == evaluate(references, candidates, metrics=["cider"]).corpus["CIDEr"]
 
 
 def test_ids_are_numbers() -> None:

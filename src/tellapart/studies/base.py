@@ -120,5 +120,5 @@ def find_study(name: str) -> Study:
     """
     studies = all_studies()
     if name not in studies:
-        raise RecipeError(f"there is no study '{name}'{did_you_mean(name, studies)}; 'tellapart study' lists them")
+        raise RecipeError(f"there is no study '{name}'{did_you_mean(name, studies)}")
     return studies[name]
