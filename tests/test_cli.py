@@ -317,10 +317,10 @@ def test_caption_files_that_are_wrong(run: Run, data: Path, tmp_path: Path, cont
 def test_studies_are_listed_and_their_mistakes_told(run: Run) -> None:
     listed = run("study")
     assert listed.status == 0
-    assert "cl-table4        CL against its parts and its rivals" in listed.out
+    assert "cl-table4        CL against its parts and other methods" in listed.out
     unknown = run("study", "cl-table44")
     assert unknown.status == 2
     assert "there is no study 'cl-table44'; did you mean 'cl-table4'" in unknown.err
     unnamed = run("study", "cl-table4", "--use", "adaptive-mle")
     assert unnamed.status == 2
-    assert "name it as MODEL=RUN" in unnamed.err
+    assert "write it as ARM=RUN" in unnamed.err

@@ -355,15 +355,15 @@ def compare(
 @app.command()
 def study(
     name: Annotated[
-        str | None, typer.Argument(help="Such as cl-table4 or coder-table1; without one, the studies are listed.")
+        str | None, typer.Argument(help="Study name, e.g. cl-table4 or coder-table1; without one, list all studies.")
     ] = None,
-    data: Annotated[str, typer.Option(help="'scenes', a folder of pictures, or a data set (docs/data.md).")] = "scenes",
+    data: Annotated[str, typer.Option(help="'scenes', a folder of images, or a data set (docs/data.md).")] = "scenes",
     budget: Annotated[
         str, typer.Option(help="smoke (minutes in all), laptop, or paper (the published sizes).")
     ] = "laptop",
-    seeds: Annotated[int, typer.Option(min=1, help="Trainings of each model.")] = 1,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of trainings of each arm.")] = 1,
     captioner: Annotated[
-        str | None, typer.Option(help="Whom it is about: adaptive (the default), neuraltalk, updown, …")
+        str | None, typer.Option(help="Base captioner: adaptive (the default), neuraltalk, updown, …")
     ] = None,
     search: Annotated[
         bool | None, typer.Option("--search/--no-search", help="Search learning rates; by default except at smoke.")
@@ -371,7 +371,7 @@ def study(
     retrieval_images: LimitOption = None,
     use: Annotated[
         list[str] | None,
-        typer.Option(help="MODEL=RUN: take a finished run instead of training one, e.g. adaptive-mle=…"),
+        typer.Option(help="ARM=RUN: use a finished run instead of training this arm, e.g. adaptive-mle=runs/…"),
     ] = None,
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Change every recipe, e.g. training.steps=100.")
@@ -380,12 +380,12 @@ def study(
     runs: RunsOption = Path("runs"),
     prepared: Annotated[Path, typer.Option(help="Folder for rendered scenes and feature stores.")] = Path("prepared"),
 ) -> None:
-    """Run a paper's table: train, measure and compare all its models. Interrupted, the same command goes on."""
-    from tellapart.studies.base import TABLE, find_study
+    """Reproduce a table of a paper: train, measure and compare its arms. The same command continues after a stop."""
+    from tellapart.studies.base import all_studies
 
     if name is None:
-        for known in TABLE:
-            print(f"{known:16} {find_study(known).title}")
+        for known in all_studies().values():
+            print(f"{known.name:16} {known.title}")
         return
     from tellapart.studies.page import study_table
     from tellapart.studies.run import run_study
@@ -395,11 +395,22 @@ def study(
         key, equals, folder = named.partition("=")
         if not equals or not key:
             raise TellapartError(
-                f"--use '{named}': name it as MODEL=RUN, e.g. adaptive-mle=runs/flickr8k-adaptive-mle-1a2b3c4d"
+                f"--use '{named}': write it as ARM=RUN, e.g. adaptive-mle=runs/flickr8k-adaptive-mle-1a2b3c4d"
             )
         used[key] = Path(folder)
     result = run_study(
-        name, data, budget, seeds, captioner, search, retrieval_images, used, out, runs, prepared, set_ or []
+        name,
+        data,
+        budget=budget,
+        seeds=seeds,
+        captioner=captioner,
+        search=search,
+        retrieval_images=retrieval_images,
+        use=used,
+        out=out,
+        runs=runs,
+        prepared=prepared,
+        overrides=set_ or [],
     )
     print(study_table(result))
 

@@ -17,7 +17,7 @@ from PIL import Image
 from tellapart import cli
 from tellapart.data.records import Record
 from tellapart.errors import DataError
-from tellapart.evaluation import caption_measure
+from tellapart.evaluation import caption_scorer
 from tellapart.evaluation.caption_files import match_ids, read_captions
 from tellapart.evaluation.evaluate import evaluate as evaluate_captions
 from tellapart.metrics import bleu_scores, evaluate, tokenize
@@ -198,10 +198,10 @@ def test_figures_are_those_of_the_metrics(data: str, tmp_path: Path) -> None:
 
 
 def test_bleu_is_resampled_as_a_corpus(data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(caption_measure, "SAMPLES", 50)
+    monkeypatch.setattr(caption_scorer, "SAMPLES", 50)
     found = evaluate_captions(write(tmp_path / "captions.json", CAPTIONS), data, metrics=["bleu"])
     references, captions = list(map(tokenize, REFERENCES.values())), tokenize(list(CAPTIONS.values()))
-    generator = np.random.default_rng(caption_measure.SEED)
+    generator = np.random.default_rng(caption_scorer.SEED)
     # Families are numbered in the order of their sorted names.
     order = np.argsort(list(REFERENCES))
     drawn = []
@@ -417,7 +417,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
     def without_meteor(*arguments: Any, **options: Any) -> Any:
         return all_of_them(*arguments, **{**options, "metrics": METRICS})
 
-    monkeypatch.setattr(caption_measure, "evaluate", without_meteor)
+    monkeypatch.setattr(caption_scorer, "evaluate", without_meteor)
 
     def call(*arguments: str | Path) -> Result:
         monkeypatch.setattr(sys, "argv", ["tellapart", "evaluate", *map(str, arguments)])
@@ -459,7 +459,7 @@ def test_command_tells_what_is_wrong(run: Run, data: str, tmp_path: Path) -> Non
 
 
 def test_long_work_shows_progress(run: Run, data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(caption_measure, "_BLOCK", 5)
+    monkeypatch.setattr(caption_scorer, "_BLOCK", 5)
     told = run(write(tmp_path / "a.json", SEVERAL), "--data", data).err
     assert f"tokenising references {3 * IMAGES}/{3 * IMAGES}" in told
     assert f"tokenising captions {4 * IMAGES}/{4 * IMAGES}" in told

@@ -1,4 +1,4 @@
-"""The search for a learning rate: which are tried, which is taken."""
+"""The search of a learning rate: which rates are tried, which is used."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tellapart.studies.rates import MOST, search_rate
     [
         (lambda rate: abs(rate - 1e-3), 1e-3, 3),
         (lambda rate: abs(rate - 3e-3), 3e-3, 4),  # an end: one more beyond it
-        (lambda rate: rate, 1e-3 / 3**3, MOST),  # ever lower: the search stops
-        (lambda rate: 1.0, 1e-3 / 3**3, MOST),  # no difference: the smallest change
+        (lambda rate: rate, 1e-3 / 3**3, MOST),  # always lower: stop at the limit
+        (lambda rate: 1.0, 1e-3 / 3**3, MOST),  # no difference: the smallest rate
     ],
 )
-def test_it_goes_beyond_an_end(
+def test_the_search_continues_while_the_best_is_at_an_end(
     loss: Callable[[float], float], best: float, tried: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trials: list[Recipe] = []
@@ -42,6 +42,6 @@ def test_it_goes_beyond_an_end(
     found = search_rate(recipe, tmp_path)
     assert found.best == pytest.approx(best, rel=0.01)
     assert len(found.tried) == len(trials) == tried
-    # A trial has a whole schedule of a quarter of the updates, validated once.
+    # A trial has a complete schedule over a quarter of the updates, validated once.
     assert {(trial.training.steps, trial.training.validate_every) for trial in trials} == {(75, 75)}
     assert trials[0].objective == recipe.objective

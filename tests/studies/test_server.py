@@ -1,30 +1,30 @@
-"""COCO's server: result files and figures against five and forty references."""
+"""COCO's server: result files, and scores against 5 and 40 captions per image."""
 
 from __future__ import annotations
 
 from tellapart.data.records import Record
 from tellapart.metrics import evaluate
-from tellapart.studies.server import server_figures, server_results
+from tellapart.studies.measure_server import server_figures, server_results
 
 
-def records(references: int) -> list[Record]:
+def records(captions: int) -> list[Record]:
     things = ("dog", "bus")
     return [
-        Record(f"00{7 + i}", f"{i}.jpg", "test", tuple(f"a {thing} number {n}" for n in range(references)))
+        Record(f"00{7 + i}", f"{i}.jpg", "test", tuple(f"a {thing} number {n}" for n in range(captions)))
         for i, thing in enumerate(things)
     ]
 
 
-def test_forty_references_need_more_than_five() -> None:
+def test_c40_needs_more_than_five_captions() -> None:
     few, many = (server_figures(records(count), ["a dog number 9", "a big bus"]) for count in (5, 41))
     assert set(few) == {f"C5 {name}" for name in ("Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "ROUGE_L", "CIDEr")} | (
         {"C5 METEOR"} & set(few)
     )
     assert few["C5 Bleu_1"] == many["C5 Bleu_1"]
-    assert many["C40 Bleu_4"] > many["C5 Bleu_4"]  # the tenth reference has it word for word
+    assert many["C40 Bleu_4"] > many["C5 Bleu_4"]  # the tenth caption is the same
     references = {record.id: record.captions[:40] for record in records(41)}
-    said = {"007": "a dog number 9", "008": "a big bus"}
-    assert many["C40 CIDEr"] == evaluate(references, said, metrics=["cider"]).corpus["CIDEr"]
+    candidates = {"007": "a dog number 9", "008": "a big bus"}
+    assert many["C40 CIDEr"] == evaluate(references, candidates, metrics=["cider"]).corpus["CIDEr"]
 
 
 def test_ids_are_numbers() -> None:

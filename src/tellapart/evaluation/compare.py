@@ -9,7 +9,7 @@ from typing import Any
 
 from tellapart.data.records import Record
 from tellapart.errors import RunError, did_you_mean
-from tellapart.evaluation.caption_measure import CaptionMeasure
+from tellapart.evaluation.caption_scorer import CaptionScorer
 from tellapart.evaluation.evaluate import Evaluation, evaluate, measured_again, open_judge
 from tellapart.evaluation.judge import Judge
 from tellapart.metrics import PairedDifference
@@ -112,7 +112,7 @@ def compare(
         ComparedRun(label, run, evaluate(run, split=split, under=ranking.runs, retrieval_images=retrieval_images))
         for label, run in opened.items()
     ]
-    measure = CaptionMeasure(first.data.dataset, split)
+    measure = CaptionScorer(first.data.dataset, split)
     measured = {row.label: measured_again(row.evaluation, measure) for row in rows}
     differences = {label: measure.differences(measured[label], measured[control]) for label in others}
     return Comparison(rows, control, treatment, baseline, judge_name, differences, measure.records)

@@ -26,7 +26,7 @@ from tellapart.data.settings import DataSettings
 from tellapart.decoding.search import decode_store
 from tellapart.errors import DataError, RunError
 from tellapart.evaluation.caption_files import captions_of_images
-from tellapart.evaluation.caption_measure import SAMPLES, SEED, CaptionMeasure, Measured, mean_of_measured
+from tellapart.evaluation.caption_scorer import SAMPLES, SEED, CaptionScorer, Measured, mean_of_measured
 from tellapart.evaluation.judge import Judge, Ranking, rank_captions
 from tellapart.evaluation.self_retrieval import KS, SHOWN
 from tellapart.evaluation.similar_images import cider_between_similar, clip_scores_under, consensus_captions
@@ -137,7 +137,7 @@ def evaluate(
     if judge is not None:
         judge.check_data(source.dataset, source.label)
     options = _Options(judge, retrieval_images, consensus, similar, metrics)
-    measure = CaptionMeasure(source.dataset, split, metrics)
+    measure = CaptionScorer(source.dataset, split, metrics)
     found = _measure(source, measure, options)
     if other is None:
         return found
@@ -241,7 +241,7 @@ def run_captions(run: Run, split: str, images: int | None = None) -> list[dict[s
 # --- figures ----------------------------------------------------------------------------------------------------------
 
 
-def _measure(source: _Source, measure: CaptionMeasure, options: _Options, keep: bool = True) -> Evaluation:
+def _measure(source: _Source, measure: CaptionScorer, options: _Options, keep: bool = True) -> Evaluation:
     """The evaluation of these captions; found or kept in the source's folder unless `keep` is false."""
     rows: list[dict[str, Any]] = []
 
@@ -344,7 +344,7 @@ def _add_rank_figures(measured: Measured, name: str, ranks: NDArray[np.float64])
     measured.corpus[f"{name}_images"] = images
 
 
-def measured_again(evaluation: Evaluation, measure: CaptionMeasure) -> Measured:
+def measured_again(evaluation: Evaluation, measure: CaptionScorer) -> Measured:
     """A measurement with what it is resampled from, from an evaluation that may have been read from its files."""
     per_image = {
         name: _column(evaluation.rows, name)

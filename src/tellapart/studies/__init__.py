@@ -1,1 +1,1 @@
-"""The papers' tables as studies that can be run again: on any data, at a budget, with seeds, resumable."""
+"""Studies: the tables of papers, trained and measured again on any data and at any budget."""

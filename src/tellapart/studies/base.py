@@ -1,49 +1,46 @@
-"""What a study is: models that are trained from one another, and the rows of a paper's table they belong to.
+"""What a study is: the arms (trained models) it compares and the table they fill.
 
-A study only says what is compared. `studies.run` trains and writes it, and its `measured` names who measures its models
-(`studies.captioning`, `studies.retrieval`); the models are runs like any others, so that studies share them and an
-interrupted study goes on where it stopped.
+A study is data. `studies.run` trains its arms, and the class named by `Study.measure` measures them. Arms are ordinary
+runs, so studies share them and an interrupted study continues. To add a study, add a module to `studies/papers/`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from importlib import import_module
+from pkgutil import iter_modules
 
 from tellapart.errors import RecipeError, did_you_mean
-
-# A study's name -> the module that has it in its STUDIES.
-TABLE = {f"cl-table{number}": "tellapart.studies.cl" for number in range(1, 7)} | {
-    f"coder-{name}": "tellapart.studies.coder"
-    for name in ("table1", "table2", "table3", "table4", "batchsize", "speed")
-}
+from tellapart.studies import papers
+from tellapart.studies.columns import Column
 
 
 @dataclass(frozen=True)
-class Model:
-    """One model of a study: a row of its table.
+class Arm:
+    """One trained model of a study: a row of its table.
 
     Attributes:
-        key: its name inside the study.
-        label: what the table calls it.
-        recipe: the recipe it is trained by, without folder and ending; the data's folder of recipes has it.
-        start: key of the model whose weights it begins with.
-        roles: role -> key of the frozen model that training uses in it, such as `reference`.
-        changes: what differs from the recipe, such as `"objective.negative=false"`.
-        scaled: dotted key -> factor of what the recipe has there at its budget, so that a sweep fits any data;
-            what the recipe leaves open (null) stays open.
-        control: key of the row it is compared with by paired bootstrap.
-        searched: its learning rate is searched on the validation split (`studies.rates`).
-        rate_of: key of the model whose learning rate it takes, where they must be alike to be compared.
-        quoted: the paper's own figures of this row, by our figures' names.
-        line: in a study with an axis, the curve that it is a point of.
-        needs: an optional package, as the module's name and our extra that brings it; without it the row is left out.
+        key: name inside the study.
+        label: name in the table.
+        recipe: file name of its recipe, without folder and suffix, in the recipe folder of the data.
+        start: key of the arm whose weights it starts from.
+        roles: role -> key of the arm used as the frozen model in that role, such as `reference`.
+        changes: overrides of the recipe, such as `"objective.negative=false"`.
+        scaled: dotted key -> factor applied to the recipe's value at the budget, so that a sweep fits any data; null
+            stays null.
+        control: key of the arm it is compared with by paired bootstrap.
+        searched: search its learning rate on the validation split (`studies.rates`).
+        rate_of: key of the arm whose searched learning rate it uses.
+        quoted: the paper's figures for this row, by figure name.
+        line: in a study with a swept axis, the curve it is a point of.
+        needs: an optional package, as (module, extra of tellapart); without it the arm is skipped.
     """
 
     key: str
     label: str
     recipe: str
+    _: KW_ONLY
     start: str | None = None
     roles: Mapping[str, str] = field(default_factory=dict)
     changes: tuple[str, ...] = ()
@@ -57,24 +54,14 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Column:
-    """A figure of a study's table: its name, heading, how it is printed, and whether more of it is better."""
-
-    figure: str
-    heading: str
-    kind: str = "figure"
-    more_is_better: bool = True
-
-
-@dataclass(frozen=True)
 class Axis:
-    """What a study's figures are drawn against.
+    """The horizontal axis of a study's plot.
 
     Attributes:
-        key: a recipe's dotted key (a sweep, drawn as curves), or the name of a figure (drawn as points).
-        heading: what the axis is called.
-        drawn: the figures, a panel each.
-        logarithmic: whether steps along it are factors.
+        key: a dotted recipe key (a sweep, drawn as curves), or a figure's name (drawn as points).
+        heading: axis label.
+        drawn: figures to plot, one panel each.
+        logarithmic: use a logarithmic scale.
     """
 
     key: str
@@ -85,32 +72,44 @@ class Axis:
 
 @dataclass(frozen=True)
 class Study:
-    """A paper's table.
+    """A table of a paper.
 
     Attributes:
-        name: as the command line knows it.
-        title: what it asks.
-        models: captioner (the recipes' first word, such as `adaptive`) -> the models in table order. Studies of
-            retrievers are about theirs, whatever the captioner.
-        columns: the table's figures.
-        split: the images it is measured on, as in the paper.
-        source: where the quoted figures are from.
-        remark: what a reader of the table should know.
+        name: name on the command line.
+        title: the question it answers.
+        arms: base captioner (first word of its recipes, such as `adaptive`) -> arms in table order. Studies of
+            retrievers ignore the captioner.
+        columns: figures in the table.
+        split: split it is measured on, as in the paper.
+        source: where the quoted figures come from.
+        remark: note below the table.
         more_quoted: rows of the paper's table that are not trained here: label -> figures.
-        measured: who measures its models: `captioning`, `retrieval`, or `speed` (retrieval, and how fast it is).
-        axis: what its figures are drawn against, if they are.
+        measure: `module:class` of its `studies.measure.Measure`.
+        axis: horizontal axis of its plot, if it has one.
     """
 
     name: str
     title: str
-    models: Callable[[str], tuple[Model, ...]]
+    arms: Callable[[str], tuple[Arm, ...]]
+    _: KW_ONLY
     columns: tuple[Column, ...]
     split: str
     source: str
     remark: str = ""
     more_quoted: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    measured: str = "captioning"
+    measure: str = "tellapart.studies.measure_captions:CaptionMeasure"
     axis: Axis | None = None
+
+
+def quote(figures: Mapping[str, Mapping[str, float]], *arms: Arm) -> tuple[Arm, ...]:
+    """The arms with the paper's figures, given by arm key."""
+    return tuple(replace(arm, quoted=figures.get(arm.key, {})) for arm in arms)
+
+
+def all_studies() -> dict[str, Study]:
+    """Name -> study, from `STUDIES` of every module in `studies/papers/`."""
+    modules = (import_module(f"{papers.__name__}.{found.name}") for found in iter_modules(papers.__path__))
+    return {study.name: study for module in modules for study in module.STUDIES}
 
 
 def find_study(name: str) -> Study:
@@ -119,7 +118,7 @@ def find_study(name: str) -> Study:
     >>> find_study("cl-table4").split
     'val'
     """
-    if name not in TABLE:
-        raise RecipeError(f"there is no study '{name}'{did_you_mean(name, TABLE)}; 'tellapart study' lists them")
-    study: Study = import_module(TABLE[name]).STUDIES[name]
-    return study
+    studies = all_studies()
+    if name not in studies:
+        raise RecipeError(f"there is no study '{name}'{did_you_mean(name, studies)}")
+    return studies[name]

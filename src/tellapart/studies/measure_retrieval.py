@@ -1,10 +1,10 @@
-"""Studies of retrievers: recalls both ways, how far the negatives are spread, and what the last model finds."""
+"""Studies of retrievers: recalls in both directions, spread of the negatives, and example queries."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import reduce
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -15,54 +15,39 @@ from tellapart.metrics import PairedDifference
 from tellapart.pages.base import Pictures, as_svg, plotting, shown
 from tellapart.pages.gallery import shown_queries
 from tellapart.run import Run
-from tellapart.studies.base import Axis, Column, Model
-from tellapart.studies.result import Measured, Measuring, Result, Row
-
-DIRECTIONS = {"image_to_text": "image→text", "text_to_image": "text→image"}
-RECALLS = tuple(
-    Column(f"{direction}_R@{k}", f"{name} R@{k}", "points")
-    for direction, name in DIRECTIONS.items()
-    for k in (1, 5, 10)
-)
-RECALL_SUM = Column("R@sum", "R@sum", "points")
-SPREAD = tuple(Column(f"{direction}_negative_SD", f"SD of negatives, {name}") for direction, name in DIRECTIONS.items())
+from tellapart.studies.base import Arm, Axis
+from tellapart.studies.columns import DIRECTIONS
+from tellapart.studies.measure import Measure
+from tellapart.studies.result import ArmResult, Result, SeedResult
 
 
-class Retrieval(Measuring):
-    """What `evaluate-retrieval` measures, and the spread of the negatives (`evaluation.spread`).
+class RetrievalMeasure(Measure):
+    """The figures of `evaluate-retrieval`, and the spread of the negatives (`evaluation.spread`).
 
-    Differences are paired over images, each with all its captions; hits of several seeds are averaged first.
+    Differences are paired over images, each with all its captions. Hits are averaged over seeds first.
     """
 
     trains = "retriever"
-    compared = {  # noqa: RUF012  # typed in the base
+    compared: ClassVar[Mapping[str, str]] = {
         "image_to_text_R@1": "image→text R@1",
         "text_to_image_R@1": "text→image R@1",
         "R@sum": "R@sum",
     }
     template = "study-retrieval.html"
 
-    def measure(
-        self,
-        model: Model,
-        models: Sequence[Model],
-        trained: Mapping[str, Run],
-        split: str,
-        retrieval_images: int | None,
-    ) -> Measured:
-        run = trained[model.key]
-        measured = evaluate_retrieval(run, split)
-        spread = measure_spread(run, split)
+    def measure(self, arm: Arm, arms: Sequence[Arm], runs: Mapping[str, Run]) -> SeedResult:
+        run = runs[arm.key]
+        measured = evaluate_retrieval(run, self.study.split)
+        spread = measure_spread(run, self.study.split)
         figures = {**measured.figures, **spread.figures()}
-        return Measured(
-            run, measured, figures, {f"{name}_negative_SD": values for name, values in vars(spread).items()}
-        )
+        per_anchor = {f"{name}_negative_SD": values for name, values in vars(spread).items()}
+        return SeedResult(run, measured, figures, per_anchor)
 
-    def differences(self, control: Row, row: Row, prepared: Prepared, split: str) -> dict[str, PairedDifference]:
+    def differences(self, control: ArmResult, row: ArmResult, prepared: Prepared) -> dict[str, PairedDifference]:
         compared, against = ([one.evaluation for one in of.seeds] for of in (row, control))
         return compare_seeds(compared, against, prepared, self.compared)
 
-    def images(self, rows: Sequence[Row], prepared: Prepared, split: str) -> dict[str, int]:
+    def images(self, rows: Sequence[ArmResult], prepared: Prepared) -> dict[str, int]:
         measured = rows[0].seeds[0].evaluation
         return {"images": len(measured.images), "captions": len(measured.captions)}
 
@@ -70,25 +55,25 @@ class Retrieval(Measuring):
         chance = result.rows[0].seeds[0].figures["chance_R@sum"]
         return (
             f"{result.images['images']} images and {result.images['captions']} captions, {result.seeds}. Recalls are "
-            f"in percent; R@sum is the sum of the six, by chance {shown(chance, 'points')}."
+            f"in percent; R@sum is their sum, by chance {shown(chance, 'points')}."
         )
 
     def page(self, result: Result, prepared: Prepared) -> dict[str, Any]:
-        # Rows that need an extra are beside the study, not what it leads to.
-        last = next((row for row in reversed(result.rows) if row.model.needs is None), result.rows[-1])
+        # The last row that needs no extra package.
+        last = next((row for row in reversed(result.rows) if row.arm.needs is None), result.rows[-1])
         axis = result.study.axis
         return {
             "chance": last.seeds[0].figures["chance_R@sum"],
             "drawn": "" if axis is None else _against(result, axis),
             "drawn_heading": "" if axis is None else f"Against {axis.heading}",
             "histograms": _histograms(result),
-            "shown_model": last.model.label,
+            "shown_arm": last.arm.label,
             **shown_queries(last.seeds[0].evaluation, Pictures(prepared.dataset)),
         }
 
 
 def _against(result: Result, axis: Axis) -> str:
-    """Figures against a setting that is swept, a curve for each line; or against another figure, a point each."""
+    """Plot figures against a swept setting (one curve per line) or against another figure (one point per arm)."""
     swept = "." in axis.key
     names = {column.figure: column.heading for column in result.study.columns}
     with plotting() as pyplot:
@@ -120,15 +105,15 @@ def _against(result: Result, axis: Axis) -> str:
         return as_svg(figure)
 
 
-def _lines(rows: Sequence[Row], swept: bool) -> dict[str, list[Row]]:
-    lines: dict[str, list[Row]] = {}
+def _lines(rows: Sequence[ArmResult], swept: bool) -> dict[str, list[ArmResult]]:
+    lines: dict[str, list[ArmResult]] = {}
     for row in rows:
-        lines.setdefault(row.model.line if swept else row.model.label, []).append(row)
+        lines.setdefault(row.arm.line if swept else row.arm.label, []).append(row)
     return lines
 
 
-def _place(row: Row, key: str) -> float:
-    """Where a row stands on the axis: a figure of it, or a setting of its recipe."""
+def _place(row: ArmResult, key: str) -> float:
+    """A row's position on the axis: one of its figures, or a setting of its recipe."""
     if "." not in key:
         return row.mean(key) or 0.0
     content: Any = row.seeds[0].run.recipe.resolved()
@@ -136,15 +121,15 @@ def _place(row: Row, key: str) -> float:
 
 
 def _histograms(result: Result) -> str:
-    """The SD of each anchor's negatives, both ways, the models' outlines over one another."""
+    """Histograms of the SD of each anchor's negatives in both directions, one outline per arm."""
     with plotting() as pyplot:
         figure, axes = pyplot.subplots(1, 2, figsize=(11.8, 3.4), squeeze=False)
         for axis, (direction, name) in zip(axes[0], DIRECTIONS.items(), strict=True):
             key = f"{direction}_negative_SD"
-            of_models = {row.model.label: row.seeds[0].per_image[key] for row in result.rows}
-            everyones = np.concatenate(list(of_models.values()))
-            edges = np.linspace(everyones.min(initial=1.0), everyones.max(initial=0.0) + 1e-6, 41)
-            for label, values in of_models.items():
+            by_label = {row.arm.label: row.seeds[0].per_image[key] for row in result.rows}
+            together = np.concatenate(list(by_label.values()))
+            edges = np.linspace(together.min(initial=1.0), together.max(initial=0.0) + 1e-6, 41)
+            for label, values in by_label.items():
                 shares = 100 * np.histogram(values, edges)[0] / max(1, len(values))
                 axis.stairs(shares, edges, linewidth=1.4, label=f"{label} ({values.mean():.3f})")
             axis.set_xlabel(f"SD of an anchor's negatives, {name}")

@@ -1,4 +1,4 @@
-"""A study for people: `table.md` to quote from and `study.html` to look at."""
+"""Write a study as `table.md` and `study.html`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from pathlib import Path
 
 from tellapart.files import read_jsonl, write_text
 from tellapart.pages.base import curves, render, shown
-from tellapart.studies.base import Column
-from tellapart.studies.result import Result, Row, measuring_of
+from tellapart.studies.columns import Column
+from tellapart.studies.measure import measure_of
+from tellapart.studies.result import ArmResult, Result
 
 
 def write_study(result: Result, folder: Path) -> None:
@@ -17,26 +18,24 @@ def write_study(result: Result, folder: Path) -> None:
 
 
 def study_table(result: Result) -> str:
-    """The study in Markdown: our figures, the paper's, the differences from the controls, the searched rates."""
+    """The study in Markdown: measured and quoted figures, differences from the controls, searched learning rates."""
     columns = _columns(result)
-    measuring = measuring_of(result.study)
+    measure = measure_of(result.study)
     lines = [
         f"# {result.study.name}: {result.study.title}",
         "",
-        f"{result.data}, split {result.study.split}, budget {result.budget}: {measuring.introduction(result)}",
+        f"{result.data}, split {result.study.split}, budget {result.budget}: {measure.introduction(result)}",
         "",
         *_markdown(["", *(column.heading for column in columns)], [_cells(row, columns) for row in result.rows]),
     ]
-    quoted = quoted_rows(result)
+    headings, quoted = _quoted_table(result, columns)
     if quoted:
         lines += ["", f"Quoted, not measured here: {result.study.source}.", ""]
-        headings = [column for column in columns if any(column.figure in figures for _, figures in quoted)]
-        cells = [[label, *(shown(figures.get(c.figure), c.kind) for c in headings)] for label, figures in quoted]
-        lines += _markdown(["", *(column.heading for column in headings)], cells)
+        lines += _markdown(["", *headings], quoted)
     if result.differences:
         lines += ["", "Differences from the control, paired bootstrap over images, 95 % interval:", ""]
-        lines += _markdown(["", "against", *measuring.compared.values()], difference_rows(result))
-    concluded = measuring.conclusion(result)
+        lines += _markdown(["", "against", *measure.compared.values()], difference_rows(result))
+    concluded = measure.conclusion(result)
     if concluded:
         lines += ["", *concluded]
     if result.searches:
@@ -44,7 +43,7 @@ def study_table(result: Result) -> str:
         lines += ["", f"Learning rates searched (validation {figure} after a quarter of the updates):", ""]
         for key, search in result.searches.items():
             tried = ", ".join(f"{rate:g}: {found:.4f}" for rate, found in sorted(search.tried.items()))
-            lines.append(f"- {result.row(key).model.label}: **{search.best:g}** ({tried})")
+            lines.append(f"- {result.row(key).arm.label}: **{search.best:g}** ({tried})")
     if result.study.remark:
         lines += ["", result.study.remark]
     lines += [f"\nLeft out: {line}" for line in result.more.get("left_out", [])]
@@ -54,41 +53,46 @@ def study_table(result: Result) -> str:
 def study_page(result: Result) -> str:
     """The study as one self-contained page."""
     columns = _columns(result)
-    measuring = measuring_of(result.study)
+    measure = measure_of(result.study)
     prepared = result.rows[0].seeds[0].run.data
-    quoted = quoted_rows(result)
+    quoted_headings, quoted = _quoted_table(result, columns)
     return render(
-        measuring.template,
+        measure.template,
         result=result,
         seeds=len(result.rows[0].seeds),
         headings=[column.heading for column in columns],
         rows=[_cells(row, columns) for row in result.rows],
-        quoted_headings=[c.heading for c in columns if any(c.figure in figures for _, figures in quoted)],
-        quoted=[
-            [label, *(shown(f.get(c.figure), c.kind) for c in columns if any(c.figure in g for _, g in quoted))]
-            for label, f in quoted
-        ],
-        compared=list(measuring.compared.values()),
+        quoted_headings=quoted_headings,
+        quoted=quoted,
+        compared=list(measure.compared.values()),
         differences=difference_rows(result),
-        curves=curves({row.model.label: read_jsonl(row.seeds[0].run.folder / "metrics.jsonl") for row in result.rows}),
-        **measuring.page(result, prepared),
+        curves=curves({row.arm.label: read_jsonl(row.seeds[0].run.folder / "metrics.jsonl") for row in result.rows}),
+        **measure.page(result, prepared),
     )
 
 
 def quoted_rows(result: Result) -> list[tuple[str, dict[str, float]]]:
-    """The paper's own rows: label -> figures."""
-    own = [(row.model.label, dict(row.model.quoted)) for row in result.rows if row.model.quoted]
+    """Label and figures of the rows quoted from the paper."""
+    own = [(row.arm.label, dict(row.arm.quoted)) for row in result.rows if row.arm.quoted]
     return [*own, *((label, dict(figures)) for label, figures in result.study.more_quoted.items())]
 
 
+def _quoted_table(result: Result, columns: list[Column]) -> tuple[list[str], list[list[str]]]:
+    """Headings and cells of the quoted rows, without empty columns."""
+    quoted = quoted_rows(result)
+    filled = [column for column in columns if any(column.figure in figures for _, figures in quoted)]
+    cells = [[label, *(shown(figures.get(c.figure), c.kind) for c in filled)] for label, figures in quoted]
+    return [column.heading for column in filled], cells
+
+
 def difference_rows(result: Result) -> list[list[str]]:
-    """Label, control, and each compared figure's difference with its interval; what is significant has a star."""
+    """Label, control, and the difference of each compared figure with its interval; a star marks significance."""
     rows = []
     for key, figures in result.differences.items():
-        model = result.row(key).model
-        assert model.control is not None
-        cells = [model.label, result.row(model.control).model.label]
-        for figure in measuring_of(result.study).compared:
+        arm = result.row(key).arm
+        assert arm.control is not None
+        cells = [arm.label, result.row(arm.control).arm.label]
+        for figure in measure_of(result.study).compared:
             found = figures[figure]
             scale, digits = (100, 1) if "R@" in figure else (1, 3)
             star = "" if found.low <= 0 <= found.high else " *"
@@ -99,12 +103,12 @@ def difference_rows(result: Result) -> list[list[str]]:
 
 
 def _columns(result: Result) -> list[Column]:
-    """Figures that some model has: METEOR needs its data, R@500 needs 500 images."""
+    """Columns with at least one value: METEOR needs its data, R@500 needs 500 images."""
     return [column for column in result.study.columns if any(row.values(column.figure) for row in result.rows)]
 
 
-def _cells(row: Row, columns: list[Column]) -> list[str]:
-    cells = [row.model.label]
+def _cells(row: ArmResult, columns: list[Column]) -> list[str]:
+    cells = [row.arm.label]
     for column in columns:
         mean, deviation = row.mean(column.figure), row.deviation(column.figure)
         cells.append(shown(mean, column.kind) + ("" if deviation is None else f" ± {shown(deviation, column.kind)}"))

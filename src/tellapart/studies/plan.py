@@ -1,4 +1,4 @@
-"""How long a study will take: every method's update is timed on this machine before anything is trained."""
+"""Estimate how long a study takes by timing a few updates of each arm on this machine."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ TIMED = 3
 
 
 def training_seconds(recipe: Recipe) -> float:
-    """Time of a whole training by this recipe: its updates, and what its objective does between epochs (clustering).
+    """Estimated time of a training: its updates, and the work of its objective between epochs (clustering).
 
     Args:
-        recipe: what is trained. Models that it starts from or uses, and that are not trained yet, are timed with
-            fresh weights.
+        recipe: what is trained. Models it starts from or uses get fresh weights if they are not trained yet.
     """
     steps = updates(recipe)
     objective, batches = _begin(recipe)
@@ -34,7 +33,7 @@ def training_seconds(recipe: Recipe) -> float:
 
 
 def _begin(recipe: Recipe) -> tuple[Objective, BatchSource]:
-    """The objective with fresh weights, and its batches."""
+    """The objective with fresh weights, and its training batches."""
     prepared = prepare(recipe.data)
     captions = [caption for record in prepared.dataset.split("train") for caption in record.captions]
 
@@ -56,32 +55,32 @@ def _begin(recipe: Recipe) -> tuple[Objective, BatchSource]:
 
 
 def _seconds_between_epochs(objective: Objective, batches: BatchSource, recipe: Recipe) -> float:
-    """Time of `epoch_start`: of prototypes, clustered from as many pairs as there are clusters, times all pairs."""
+    """Time of `epoch_start`, measured on a few pairs (at least one per prototype) and scaled to all pairs."""
     if type(objective).epoch_start is Objective.epoch_start:
         return 0.0
     least, seen = int(recipe.objective.get("prototypes", 0)), 0
-    some: list[Batch] = []
+    few: list[Batch] = []
     for batch in batches.positives():
-        some.append(batch)
+        few.append(batch)
         seen += len(batch.captions)
         if seen >= least:
             break
 
-    def taken() -> Iterator[Batch]:
-        return iter(some)
+    def first_batches() -> Iterator[Batch]:
+        return iter(few)
 
     began = time.perf_counter()
-    objective.epoch_start(Epoch(0, taken, taken))
+    objective.epoch_start(Epoch(0, first_batches, first_batches))
     everything = sum(len(record.captions) for record in batches.records)
     return (time.perf_counter() - began) * everything / max(1, seen)
 
 
 def _seconds_per_update(objective: Objective, batches: BatchSource) -> float:
-    """Time of one update: the quickest of a few, forward and backward."""
+    """Time of one update, forward and backward: the fastest of a few."""
     seconds = []
     for step in range(TIMED):
         began = time.perf_counter()
-        # Its last step: warm-up phases are over.
+        # Pretend to be at the last step, after any warm-up.
         for phase in objective.phases():
             totals = objective(batches.at(step % len(batches)), Progress(TIMED, TIMED), phase)
             losses = [totals[name].sum for name in objective.losses(phase) if totals[name].sum.requires_grad]

@@ -1,4 +1,4 @@
-"""The learning rate of a method, searched on the validation split: each method gets the rate that suits it."""
+"""Search the learning rate of an arm on the validation split."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tellapart.files import read_jsonl
 from tellapart.recipe import Recipe
 from tellapart.training import run_recipe
 
-# Trainings of the search are this part of a whole one; rates tried are this factor apart, and so many at most.
+# Length of a trial as a share of the training, factor between two rates, and maximum number of trials.
 SHARE = 0.25
 FACTOR = 3.0
 MOST = 5
@@ -18,11 +18,11 @@ MOST = 5
 
 @dataclass(frozen=True)
 class Search:
-    """Rates that were tried, with the validation figure each ended with.
+    """Learning rates tried, with the final validation figure of each.
 
     Attributes:
         tried: rate -> figure.
-        figure: which one it is: the loss, or R@sum of retrievers that measure it.
+        figure: name of the figure: `loss`, or `R@sum` for retrievers that are validated by retrieval.
     """
 
     tried: dict[float, float]
@@ -30,7 +30,7 @@ class Search:
 
     @property
     def best(self) -> float:
-        """The rate of the lowest loss, or of the highest figure of another kind; of equals the smallest.
+        """The rate with the lowest loss or the highest R@sum; the smallest of equal ones.
 
         >>> Search({1e-4: 1.2, 1e-5: 1.3}).best
         0.0001
@@ -42,18 +42,18 @@ class Search:
 
 
 def updates(recipe: Recipe) -> int:
-    """The steps of a recipe's training."""
+    """Number of updates of a recipe's training."""
     training = recipe.training
     images = sum(1 for record in prepare(recipe.data).dataset.split("train") if record.captions)
     return training.steps or (training.epochs or 0) * -(-images // training.images_per_batch)
 
 
 def search_rate(recipe: Recipe, runs: Path) -> Search:
-    """Try the recipe's rate, a third and three times of it, and go on beyond an end that is the best so far.
+    """Try the recipe's rate, a third of it and three times it; continue while the best is the lowest or the highest.
 
-    Each trial is a short training with a whole schedule; its validation loss decides. Of a retriever that ranks the
-    validation split it is R@sum: what it is for, on the same scale for every loss, with and without banks. Trials are
-    runs like any others, found again when the search is repeated.
+    Each trial is a short training with a complete schedule, compared by validation loss. Retrievers that are validated
+    by retrieval are compared by R@sum, because losses with and without banks are on different scales. Trials are
+    ordinary runs, so a repeated search finds them.
     """
     steps = max(1, round(SHARE * updates(recipe)))
     figure = "R@sum" if recipe.training.validate_retrieval else "loss"

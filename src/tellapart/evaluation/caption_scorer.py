@@ -49,7 +49,7 @@ class Measured:
         self.corpus[name] = self.statistics[name].figure
 
 
-class CaptionMeasure:
+class CaptionScorer:
     """Measures captions of one split; people's captions and the training captions are tokenised once for all.
 
     Args:

@@ -1,0 +1,51 @@
+"""Columns of the studies' tables. This module must not import torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Column:
+    """A figure in a study's table: its name, its heading, and its format (see `pages.base.shown`)."""
+
+    figure: str
+    heading: str
+    kind: str = "figure"
+
+
+# Captions.
+CAPTION_SCORES = tuple(
+    Column(figure, heading)
+    for figure, heading in (
+        ("Bleu_1", "B-1"),
+        ("Bleu_2", "B-2"),
+        ("Bleu_3", "B-3"),
+        ("Bleu_4", "B-4"),
+        ("METEOR", "METEOR"),
+        ("ROUGE_L", "ROUGE-L"),
+        ("CIDEr", "CIDEr"),
+    )
+)
+MEAN_RANK = Column("self_retrieval_mean_rank", "mean rank", "number")
+DISTINCTIVENESS = (
+    *(Column(f"self_retrieval_R@{k}", f"R@{k}", "percent") for k in (1, 5, 10)),
+    MEAN_RANK,
+    Column("under_judge_R@1", "R@1 under MLE", "percent"),
+    Column("distinct", "distinct", "percent"),
+)
+
+# Retrieval.
+DIRECTIONS = {"image_to_text": "image→text", "text_to_image": "text→image"}
+RECALLS = tuple(
+    Column(f"{direction}_R@{k}", f"{name} R@{k}", "points")
+    for direction, name in DIRECTIONS.items()
+    for k in (1, 5, 10)
+)
+RECALL_SUM = Column("R@sum", "R@sum", "points")
+SPREAD = tuple(Column(f"{direction}_negative_SD", f"SD of negatives, {name}") for direction, name in DIRECTIONS.items())
+SPEEDS = (
+    Column("images_per_second", "images embedded / s", "count"),
+    Column("captions_per_second", "captions embedded / s", "count"),
+    Column("pairs_per_second", "pairs compared / s", "count"),
+)

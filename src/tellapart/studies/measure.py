@@ -1,0 +1,82 @@
+"""How a study's arms are measured, compared and shown."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any, ClassVar
+
+from tellapart.data.prepare import Prepared
+from tellapart.metrics import PairedDifference
+from tellapart.run import Run
+from tellapart.studies.base import Arm, Study
+from tellapart.studies.result import ArmResult, Result, SeedResult
+
+
+class Measure(ABC):
+    """Measures the arms of one study; `Study.measure` names the class.
+
+    Args:
+        study: what is measured.
+        retrieval_images: rank only the first N images.
+
+    Attributes:
+        trains: what the arms are, `captioner` or `retriever`.
+        compared: figures compared with the control: figure -> heading.
+        template: template of the page.
+    """
+
+    trains: ClassVar[str]
+    compared: ClassVar[Mapping[str, str]]
+    template: ClassVar[str]
+
+    def __init__(self, study: Study, retrieval_images: int | None = None) -> None:
+        self.study, self.retrieval_images = study, retrieval_images
+
+    @abstractmethod
+    def measure(self, arm: Arm, arms: Sequence[Arm], runs: Mapping[str, Run]) -> SeedResult:
+        """Measure one arm of one seed, or find earlier results.
+
+        Args:
+            arm: the arm to measure.
+            arms: all arms of the study.
+            runs: arm key -> run of this seed.
+        """
+
+    @abstractmethod
+    def differences(self, control: ArmResult, row: ArmResult, prepared: Prepared) -> dict[str, PairedDifference]:
+        """Differences (row - control) of the compared figures: means over seeds, paired over images."""
+
+    @abstractmethod
+    def images(self, rows: Sequence[ArmResult], prepared: Prepared) -> dict[str, int]:
+        """Number of items measured."""
+
+    def finish(self, rows: Sequence[ArmResult], folder: Path) -> dict[str, Any]:
+        """Add figures that need all rows at once; returns results about all rows together."""
+        return {}
+
+    @abstractmethod
+    def introduction(self, result: Result) -> str:
+        """A sentence of Markdown above the table."""
+
+    def conclusion(self, result: Result) -> list[str]:
+        """Lines of Markdown below the tables."""
+        return []
+
+    @abstractmethod
+    def page(self, result: Result, prepared: Prepared) -> dict[str, Any]:
+        """Values for the template, besides the tables of all studies."""
+
+
+def measure_of(study: Study, retrieval_images: int | None = None) -> Measure:
+    """The `Measure` of a study.
+
+    >>> from tellapart.studies.base import find_study
+    >>> measure_of(find_study("coder-table1")).trains
+    'retriever'
+    """
+    module, _, name = study.measure.partition(":")
+    measure: Measure = getattr(import_module(module), name)(study, retrieval_images)
+    return measure

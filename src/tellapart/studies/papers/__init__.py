@@ -1,0 +1,1 @@
+"""One module per paper. Each defines `STUDIES`, a tuple of `Study`, and must not import torch (listing stays fast)."""
