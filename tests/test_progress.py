@@ -39,7 +39,7 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
 
 
 def screen(written: io.StringIO) -> list[str]:
-    """The lines a terminal shows, without empty ones: a carriage return and 'cursor up' with 'erase line' are followed."""
+    """The lines a terminal shows, without empty ones."""
     lines, row = [""], 0
     for part in re.split(r"(\x1b\[[\d;?]*[A-Za-z]|\r|\n)", written.getvalue()):
         if part == "\n":

@@ -20,7 +20,7 @@ from tellapart.data.batches import BatchSource
 from tellapart.data.prepare import Prepared, prepare
 from tellapart.decoding.ensemble import Ensemble
 from tellapart.encoders.base import accelerator
-from tellapart.engine import loop
+from tellapart.engine.loop import Measure, Trainer
 from tellapart.engine.processes import on_first, open_fabric
 from tellapart.errors import RecipeError, RunError
 from tellapart.evaluation.hard_negatives import likely_captions
@@ -154,17 +154,17 @@ def run_recipe(
     on_first(fabric, begin)
     began = time.monotonic()
     with _only_one(folder) if first else nullcontext():
-        loop.train(
+        trainer = Trainer(
             objective,
             sources["train"],
             sources["val"],
             recipe.training,
-            recipe.seed,
-            folder,
-            f"training {recipe.name}",
-            fabric,
-            _measure(recipe, objective, prepared),
+            seed=recipe.seed,
+            folder=folder,
+            fabric=fabric,
+            measure=_measure(recipe, objective, prepared),
         )
+        trainer.run(f"training {recipe.name}")
     seconds = round(time.monotonic() - began, 1)
     finished = {**state, "finished": True, "seconds_of_last_session": seconds}
     on_first(fabric, lambda: write_json(state_path, finished))
@@ -310,18 +310,18 @@ def assemble(
             prepared.dataset,
             prepared.store,
             split,
-            training.images_per_batch,
-            training.captions_per_image,
-            needs.negatives,
-            # Validation keeps uniform negatives, so that its losses compare across recipes and epochs.
-            recipe.negatives if split == "train" else None,
-            training.bucket_batches,
-            recipe.seed,
-            rank,
-            world,
-            training.accumulate if split == "train" else 1,
-            likely if split == "train" else None,
-            [stores[name].store for name in sorted(read) if name in stores],
+            images_per_batch=training.images_per_batch,
+            captions_per_image=training.captions_per_image,
+            negatives=needs.negatives,
+            # Validation uses uniform negatives, so that its losses compare across recipes and epochs.
+            negative_settings=recipe.negatives if split == "train" else None,
+            bucket_batches=training.bucket_batches,
+            seed=recipe.seed,
+            rank=rank,
+            world=world,
+            parts=training.accumulate if split == "train" else 1,
+            likely_captions=likely if split == "train" else None,
+            more_stores=[stores[name].store for name in sorted(read) if name in stores],
         )
         for split in ("train", "val")
     }
@@ -351,7 +351,7 @@ def _stores_of_roles(
     return found
 
 
-def _measure(recipe: Recipe, objective: Objective, prepared: Prepared) -> loop.Measure | None:
+def _measure(recipe: Recipe, objective: Objective, prepared: Prepared) -> Measure | None:
     """What validation measures besides the objective's own figures, as the recipe asks."""
     target: Any = objective.target
     if images := recipe.training.validate_captions:

@@ -57,7 +57,7 @@ def train(
     negatives = negatives if negatives is not None else 2 if isinstance(objective, Contrastive) else 0
     sources = [BatchSource(*data, split, 4, None, negatives, seed=7) for split in ("train", "val")]
     chosen = TrainingSettings(**{"steps": 7, "learning_rate": 0.01, "log_every": 1, "validate_every": 3, **settings})
-    loop.train(objective, *sources, chosen, 7, folder, "test", measure=measure)
+    loop.Trainer(objective, *sources, chosen, 7, folder, measure=measure).run("test")
 
 
 def rows_of(run: Path, split: str) -> list[dict[str, Any]]:
