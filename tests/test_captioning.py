@@ -117,7 +117,7 @@ def test_the_decoding_is_followed(model: Path, pictures: Path) -> None:
     assert all(len(row["caption"].split()) <= 1 for row in rows)
 
 
-def test_a_broken_picture_is_skipped_if_someone_is_told(model: Path, pictures: Path) -> None:
+def test_a_broken_picture_is_skipped_with_on_skip(model: Path, pictures: Path) -> None:
     (pictures / "b.png").write_bytes(b"no picture")
     skipped: list[DataError] = []
     rows = caption([pictures], model, on_skip=skipped.append)
@@ -135,7 +135,7 @@ def test_nothing_readable_gives_no_rows(model: Path, tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_captioned(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no picture was given"):
+    with pytest.raises(DataError, match="no image was given"):
         caption([], model)
     (tmp_path / "empty").mkdir()
     with pytest.raises(DataError, match="empty: no picture found"):
@@ -197,7 +197,7 @@ def test_the_command_fails_when_nothing_was_captioned(
     printed = capsys.readouterr()
     assert printed.out == ""
     assert "nowhere.jpg: this picture does not exist" in printed.err
-    assert printed.err.endswith("tellapart: no picture could be captioned\n")
+    assert printed.err.endswith("tellapart: no image could be read\n")
 
 
 # --- decoding options -----------------------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ def test_the_command_says_what_cannot_be(
 
 
 def test_a_split_of_a_data_set(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same captions as of its pictures; several models speak as one; the rows are what `evaluate` reads."""
+    """The same captions as of its pictures; several models are an ensemble; the rows are what `evaluate` reads."""
     monkeypatch.chdir(tmp_path)
     rng = np.random.default_rng(1)
     rows = []

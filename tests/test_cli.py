@@ -132,13 +132,13 @@ def mistake(result: Result) -> str:
         (["prepare", "pictures", "--encoder", "efficientnet"], r"there is no encoder 'efficientnet'; did you mean"),
         (["caption", "a.jpg", "--model", "nowhere"], r"nowhere: no model is here; give a run folder or a model folder"),
         (["evaluate", "captions.jsonl"], r"captions\.jsonl: name the data set that holds the references with --data"),
-        (["evaluate", "pictures"], r"pictures: this is no run folder"),
+        (["evaluate", "pictures"], r"pictures: this is not a run folder"),
         (["evaluate", "no.jsonl", "--data", "data.json"], r"no\.jsonl: this caption file does not exist"),
         (["evaluate", "captions.jsonl", "--data", "no.json"], r"no\.json: this data set does not exist"),
         (["compare", "runs/one", "b=runs/two", "--control", "b"], r"'runs/one': name each run as LABEL=FOLDER"),
         (["compare", "=runs/one", "b=runs/two", "--control", "b"], r"'=runs/one': name each run as LABEL=FOLDER"),
-        (["compare", "a=runs/one", "b=runs/two", "--control", "b"], r"runs/one: this is no run folder"),
-        (["evaluate-retrieval", "pictures"], r"pictures: this is no run folder"),
+        (["compare", "a=runs/one", "b=runs/two", "--control", "b"], r"runs/one: this is not a run folder"),
+        (["evaluate-retrieval", "pictures"], r"pictures: this is not a run folder"),
         (["demo", "--budget", "smok"], r"there is no budget 'smok'; did you mean 'smoke'\?"),
     ],
 )
@@ -171,14 +171,14 @@ def test_an_unfinished_run_is_not_measured(run: Run, tmp_path: Path) -> None:
     assert "this training is not finished" in mistake(run("evaluate", "run"))
 
 
-def test_an_interrupt_is_told(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_prints_a_message(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("tellapart.recipe.recipes_folder", interrupted)
     result = run("recipes")
     assert result.status == 130
-    assert result.err.endswith("is kept, the same command continues\n")
+    assert result.err.endswith("are kept, the same command continues\n")
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

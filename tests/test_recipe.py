@@ -282,7 +282,7 @@ def test_overrides_that_are_none(write: Write, override: str, told: str) -> None
         ("seed=-1", "seed: Input should be greater than or equal to 0 (it is -1)"),
         ("training.epochs=3", "training: give either epochs or steps"),
         ("training.steps=null", "training: give either epochs or steps"),
-        ("training.monitor=CIDEr", "training: say with monitor_best whether the lowest or the highest CIDEr is best"),
+        ("training.monitor=CIDEr", "training: set monitor_best to lowest or highest, for the monitored CIDEr"),
         ("training.learning_rate=inf", "training.learning_rate: Input should be a finite number"),
     ],
 )

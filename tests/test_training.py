@@ -77,7 +77,7 @@ def test_a_changed_upstream_is_noticed(place: Path, tmp_path: Path) -> None:
     (model_folder(reference) / "README.md").unlink()
     other.save_pretrained(tmp_path / "other")
     shutil.copy(tmp_path / "other" / "model.safetensors", model_folder(reference))
-    with pytest.raises(RunError, match=r"mine: holds a run of something else \(changed: upstreams\)"):
+    with pytest.raises(RunError, match=r"mine: holds another run \(changed: upstreams\)"):
         train(place / "cl.yaml", runs=tmp_path, out=tmp_path / "mine")
     with pytest.raises(RunError, match=r"changed: upstreams"):
         resume(first)
@@ -93,7 +93,7 @@ def test_a_changed_recipe_or_data_is_noticed(place: Path, tmp_path: Path) -> Non
         train(place / "mle.yaml", "data.scenes.train=9", out=tmp_path / "mine")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "letter.txt").write_text("dear")
-    with pytest.raises(RunError, match="is not empty and is no run folder"):
+    with pytest.raises(RunError, match="is not empty and is not a run folder"):
         train(place / "mle.yaml", out=tmp_path / "full")
 
 
@@ -106,7 +106,7 @@ def test_a_mistake_found_late_does_not_block_the_folder(place: Path, tmp_path: P
 def test_only_one_process_trains_in_a_folder(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def inner(self: Likelihood) -> None:
         monkeypatch.undo()
-        with pytest.raises(RunError, match="another process trains here"):
+        with pytest.raises(RunError, match="another process is training here"):
             train(place / "mle.yaml", out=tmp_path / "mine")
 
     monkeypatch.setattr(Likelihood, "after_step", inner)
@@ -145,7 +145,7 @@ def test_a_stopped_run_is_resumed_by_its_folder(place: Path, tmp_path: Path, mon
     one, other = (load_captioner(found.folder).state_dict() for found in (straight, run))
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert resume(tmp_path / "stopped") == run, "a finished run is left as it is"
-    with pytest.raises(RunError, match="this is no run folder"):
+    with pytest.raises(RunError, match="this is not a run folder"):
         resume(tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Caption one's own pictures, or a split of a data set, with a trained model or several together."""
+"""Caption your own images or a split of a data set, with a trained model or an ensemble."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ def caption(
     on_progress: Callable[[int, int], None] | None = None,
     overlay: str | Path | None = None,
 ) -> list[dict[str, Any]]:
-    """Captions of pictures and of folders of pictures: rows with `id` (the path), `caption`, `log_prob`, `ended`.
+    """Caption images and folders of images: rows with `id` (the path), `caption`, `log_prob`, `ended`.
 
-    With several `samples` a picture has so many rows, one after the other, the best first.
+    With several `samples` an image has several rows, best first.
 
     Args:
-        images: picture files, or folders that hold some.
-        model: a run folder or a model folder; several speak as one, by the mean of their words' probabilities.
-        decoding: how captions are generated; by default as the (first) run's recipe says.
-        on_skip: told of each picture that cannot be read; without it such a picture raises `DataError`.
-        on_progress: called with pictures done and pictures in all.
-        overlay: a folder for pictures of where the model looked: in it one folder for each caption, `0001-NAME`.
+        images: image files, or folders of them.
+        model: a run folder or a model folder; a list of them is an ensemble (mean of the word probabilities).
+        decoding: how to generate captions; by default as in the recipe of the (first) run.
+        on_skip: called with the error of each image that cannot be read; by default the error is raised.
+        on_progress: called with the numbers of images done and of all images.
+        overlay: folder for attention maps, with one folder for each caption, `0001-NAME`.
 
     Example:
         >>> tellapart.caption(["dog.jpg"], model="demo/runs/scenes-cl-1a2b3c4d")      # doctest: +SKIP
@@ -51,7 +51,7 @@ def caption(
     """
     decoding = decoding or own_decoding(model)
     captioners = _open(model)
-    captioner = _together(captioners)
+    captioner = _ensemble(captioners)
     encoder = captioners[0].open_encoder(accelerator())
     if encoder.identity != captioner.encoder:
         raise StoreError(
@@ -73,16 +73,16 @@ def caption(
                 on_skip(error)
         if pictures:
             features = torch.from_numpy(encoder.encode(pictures)).to(captioner.device)
-            # A picture is known to the sampler by its path, whatever else is captioned with it.
+            # Samples depend on the path of an image, not on the other images.
             numbers = [int(digest_of(str(path))[:8], 16) for path in readable]
-            said = decode(captioner, features, decoding, numbers)
+            captions = decode(captioner, features, decoding, numbers)
             rows += [
                 {"id": str(path), **asdict(one)}
-                for path, several in zip(readable, said, strict=True)
+                for path, several in zip(readable, captions, strict=True)
                 for one in several
             ]
             if overlay is not None:
-                _write_overlays(captioner, features, readable, said, Path(overlay), first=captioned + 1)
+                _write_overlays(captioner, features, readable, captions, Path(overlay), first=captioned + 1)
             captioned += len(readable)
         if on_progress is not None:
             on_progress(min(start + BLOCK, len(paths)), len(paths))
@@ -97,30 +97,30 @@ def caption_split(
     on_progress: Callable[[int, int], None] | None = None,
     prepared: str | Path = "prepared",
 ) -> list[dict[str, Any]]:
-    """Captions of a data set's split, from its feature store; rows as of `caption`, with the records' ids.
+    """Caption a split of a data set from its feature store; rows as in `caption`, with the ids of the records.
 
     Args:
-        data: 'scenes', a folder of pictures, or a data set (docs/data.md).
-        model: a run folder or a model folder; several speak as one.
+        data: 'scenes', a folder of images, or a data set (docs/data.md).
+        model: a run folder or a model folder; a list of them is an ensemble.
         split: `train`, `val` or `test`.
-        decoding: how captions are generated.
-        on_progress: called with pictures done and pictures in all.
+        decoding: how to generate captions; by default as in the recipe of the (first) run.
+        on_progress: called with the numbers of images done and of all images.
         prepared: folder for feature stores.
 
     Example:
         >>> rows = caption_split("dataset_flickr8k.json", ["runs/a", "runs/b"])    # doctest: +SKIP
     """
-    captioner = _together(_open(model))
+    captioner = _ensemble(_open(model))
     found = prepare(DataSettings(source=data, encoder=captioner.encoder.name, prepared=str(prepared)))
     found.store.check(found.dataset, captioner.encoder)
     records = found.dataset.split(split)
     places = [found.dataset.row(record.id) for record in records]
-    said = decode_store(captioner, found.store, places, decoding or own_decoding(model), on_progress)
-    return [{"id": record.id, **asdict(one)} for record, several in zip(records, said, strict=True) for one in several]
+    captions = decode_store(captioner, found.store, places, decoding or own_decoding(model), on_progress)
+    return [{"id": record.id, **asdict(one)} for record, own in zip(records, captions, strict=True) for one in own]
 
 
 def own_decoding(model: str | Path | Sequence[str | Path]) -> DecodingSettings:
-    """How the recipe of a run (the first of several) decodes; the defaults for a model folder alone."""
+    """The decoding settings of a run's recipe (the first of several); the defaults for a model folder."""
     first = Path(model if isinstance(model, str | Path) else next(iter(model)))
     return Recipe.load(first).decoding if (first / "recipe.yaml").exists() else DecodingSettings()
 
@@ -130,7 +130,7 @@ def _open(model: str | Path | Sequence[str | Path]) -> list[Captioner]:
     return [load_captioner(Path(folder)).to(accelerator() or "cpu") for folder in folders]
 
 
-def _together(captioners: Sequence[Captioner]) -> Decodable:
+def _ensemble(captioners: Sequence[Captioner]) -> Decodable:
     return captioners[0] if len(captioners) == 1 else Ensemble(captioners)
 
 
@@ -138,26 +138,25 @@ def _write_overlays(
     captioner: Decodable,
     features: torch.Tensor,
     paths: Sequence[Path],
-    said: Sequence[Sequence[Caption]],
+    captions: Sequence[Sequence[Caption]],
     folder: Path,
     first: int,
 ) -> None:
-    """Pictures of attention for every caption; the second and later ones of a picture have `-2`, `-3` in their name."""
-    from tellapart.decoding.overlay import SIDE, looks, write_overlays
+    """Write attention maps of every caption; the second and later ones of an image have `-2`, `-3` in their name."""
+    from tellapart.decoding.overlay import SIDE, attention_maps, write_overlays
 
     for place, path in enumerate(paths):
-        captions = [one.caption for one in said[place]]
         picture = load_image(path, at_least=SIDE)
-        found = looks(captioner, features[place], captions)
-        for number, look in enumerate(found, start=1):
+        maps = attention_maps(captioner, features[place], [one.caption for one in captions[place]])
+        for number, words in enumerate(maps, start=1):
             name = f"{first + place:04d}-{path.stem}" + (f"-{number}" if number > 1 else "")
-            write_overlays(picture, look, folder / name)
+            write_overlays(picture, words, folder / name)
 
 
 def _expand(images: Sequence[str | Path]) -> list[Path]:
-    """Folders become the pictures in them; files stay."""
+    """Replace folders by the images in them."""
     if isinstance(images, str | Path):
-        raise DataError(f"{images}: give a list of pictures, as [{str(images)!r}]")
+        raise DataError(f"{images}: give a list of images, such as [{str(images)!r}]")
     paths: list[Path] = []
     for named in map(Path, images):
         if named.is_dir():
@@ -165,5 +164,5 @@ def _expand(images: Sequence[str | Path]) -> list[Path]:
         else:
             paths.append(named)
     if not paths:
-        raise DataError("no picture was given; name picture files or folders")
+        raise DataError("no image was given; give image files or folders")
     return paths

@@ -1,4 +1,4 @@
-"""The command line: parse, call, print. Heavy imports happen inside the verbs, so that `--help` is instant."""
+"""The command line: parse, call, print. Heavy imports are inside the commands, so that `--help` is instant."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from tellapart.errors import RecipeError, TellapartError
+from tellapart.progress import close_bars
 
 app = typer.Typer(
     help="Captions that tell your images apart.",
@@ -19,10 +20,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-# typer turns a KeyboardInterrupt into this status, without a word.
+# typer exits with this status after a KeyboardInterrupt, without a message.
 INTERRUPTED = 130
 
-RunsOption = Annotated[Path, typer.Option(help="Where run folders go, as NAME-KEY.")]
+RunsOption = Annotated[Path, typer.Option(help="Folder for run folders, named NAME-KEY.")]
 BudgetOption = Annotated[
     str | None, typer.Option(help="smoke (seconds), laptop (minutes on two cores) or paper (the published sizes).")
 ]
@@ -34,7 +35,7 @@ JudgeOption = Annotated[
     ),
 ]
 LimitOption = Annotated[
-    int | None, typer.Option(min=2, help="Use only the first so many images for self-retrieval (quadratic work).")
+    int | None, typer.Option(min=2, help="Number of images for self-retrieval (its time is quadratic).")
 ]
 
 
@@ -43,7 +44,7 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for data, runs and the report.")] = Path("demo"),
     budget: Annotated[str, typer.Option(help="laptop (minutes) or smoke (seconds, for tests).")] = "laptop",
 ) -> None:
-    """Render scenes, train by likelihood, then by contrast, and write a report that compares the captions."""
+    """Train on rendered scenes by likelihood and by contrast, and write a report that compares the captions."""
     from tellapart.demo import run_demo
 
     report = run_demo(out, budget)
@@ -52,15 +53,15 @@ def demo(
 
 @app.command()
 def prepare(
-    data: Annotated[str, typer.Argument(help="'scenes', a folder of pictures, or a data set (docs/data.md).")],
+    data: Annotated[str, typer.Argument(help="'scenes', a folder of images, or a data set (docs/data.md).")],
     encoder: Annotated[str, typer.Option(help="Image encoder.")] = "efficientnet-lite0",
     prepared: Annotated[Path, typer.Option(help="Folder for rendered scenes and feature stores.")] = Path("prepared"),
     max_skipped: Annotated[
-        float, typer.Option(min=0, max=1, help="Fail when a larger share of the pictures cannot be read.")
+        float, typer.Option(min=0, max=1, help="Largest share of images that may be unreadable.")
     ] = 0.01,
-    part: Annotated[str, typer.Option(help="Encode only this part, e.g. 2/4; other processes do the others.")] = "1/1",
+    part: Annotated[str, typer.Option(help="Encode only this part, e.g. 2/4; run the others in parallel.")] = "1/1",
 ) -> None:
-    """Read a data set and encode its images; interrupt it whenever you like, the same command continues."""
+    """Read a data set and encode its images. If interrupted, the same command continues."""
     from tellapart.data.features import Part
     from tellapart.data.prepare import prepare_part
     from tellapart.data.settings import DataSettings
@@ -69,7 +70,7 @@ def prepare(
     settings = DataSettings(source=data, encoder=encoder, prepared=str(prepared), max_skipped=max_skipped)
     result = prepare_part(settings, Part.parse(part), show_progress())
     if result is None:
-        print(f"part {part} is encoded; the store is finished when all parts are")
+        print(f"part {part} is encoded; the features are complete when all parts are")
         return
     counts = dict.fromkeys(("train", "val", "test"), 0)
     for record in result.dataset:
@@ -77,39 +78,39 @@ def prepare(
     listed = ", ".join(f"{count} {split}" for split, count in counts.items() if count)
     print(f"{result.dataset.name}: {len(result.dataset)} images ({listed}); features in {result.folder}")
     if result.store.skipped:
-        print(f"pictures that could not be read: {len(result.store.skipped)}, see {result.folder / 'skipped.jsonl'}")
+        print(f"images that could not be read: {len(result.store.skipped)}, see {result.folder / 'skipped.jsonl'}")
 
 
 @app.command()
 def inspect(
-    data: Annotated[str, typer.Argument(help="'scenes', or a data set in any layout of docs/data.md.")],
-    images: Annotated[bool, typer.Option(help="Decode every picture to find those that are missing or broken.")] = True,
+    data: Annotated[str, typer.Argument(help="'scenes', a folder of images, or a data set (docs/data.md).")],
+    images: Annotated[bool, typer.Option(help="Open every image to find missing and broken ones.")] = True,
 ) -> None:
-    """Show what is in a data set: splits, captions, duplicates, missing or broken pictures, a sample."""
+    """Show the splits, captions, duplicates and missing or broken images of a data set, and a sample."""
     from tellapart.data.inspect import describe, inspect_dataset
     from tellapart.data.prepare import open_dataset
     from tellapart.data.settings import DataSettings
     from tellapart.progress import ProgressLine
 
-    line = ProgressLine("looking at pictures", " images")
+    line = ProgressLine("checking images", " images")
     print(describe(inspect_dataset(open_dataset(DataSettings(source=data)), images, line.update)))
 
 
 @app.command()
 def train(
-    recipe: Annotated[Path | None, typer.Argument(help="A recipe file; 'tellapart recipes' lists them.")] = None,
+    recipe: Annotated[Path | None, typer.Argument(help="A recipe file or a name from 'tellapart recipes'.")] = None,
     overrides: Annotated[list[str] | None, typer.Argument(help="Dotted keys, e.g. training.steps=100.")] = None,
     budget: BudgetOption = None,
     out: Annotated[Path | None, typer.Option(help="Run folder; by default NAME-KEY in --runs.")] = None,
     runs: RunsOption = Path("runs"),
     resume: Annotated[Path | None, typer.Option(help="Continue the training in this run folder.")] = None,
     rounds: Annotated[
-        int, typer.Option(min=1, help="Train so many times, the target of a round being the reference of the next.")
+        int, typer.Option(min=1, help="Number of trainings; the model of each is the reference of the next.")
     ] = 1,
 ) -> None:
-    """Train a recipe and whatever it starts from. Ctrl-C saves; the same command, or --resume, continues exactly.
+    """Train a recipe and the models it needs. Ctrl-C saves; the same command or --resume continues exactly.
 
-    Several processes: torchrun --nproc-per-node 2 -m tellapart.cli train RECIPE; or srun, one task a device.
+    Several processes: torchrun --nproc-per-node 2 -m tellapart.cli train RECIPE; or srun with one task per device.
     """
     from tellapart import training
 
@@ -124,9 +125,7 @@ def train(
         from tellapart.recipe import Recipe
 
         if out is not None:
-            raise typer.BadParameter(
-                "--rounds makes several run folders; say with --runs where they go, not with --out"
-            )
+            raise typer.BadParameter("--rounds makes several run folders; use --runs, not --out")
         run = training.train_in_rounds(Recipe.load(recipe, overrides or [], budget), rounds, runs)[-1]
     else:
         run = training.train(recipe, *(overrides or []), budget=budget, runs=runs, out=out)
@@ -136,28 +135,26 @@ def train(
 
 @app.command()
 def caption(
-    model: Annotated[list[Path], typer.Option(help="A run or model folder; given several times, they speak as one.")],
-    images: Annotated[list[Path] | None, typer.Argument(help="Pictures, or folders of pictures.")] = None,
-    data: Annotated[str | None, typer.Option(help="Instead of pictures: a data set, of which --split.")] = None,
-    split: Annotated[str, typer.Option(help="For --data.")] = "test",
-    out: Annotated[Path | None, typer.Option(help="Write captions.jsonl here instead of printing.")] = None,
-    method: Annotated[
-        str | None, typer.Option(help="beam, diverse (a beam in groups that keep apart) or sample.")
-    ] = None,
+    model: Annotated[list[Path], typer.Option(help="A run or model folder; repeat to ensemble models.")],
+    images: Annotated[list[Path] | None, typer.Argument(help="Images, or folders of images.")] = None,
+    data: Annotated[str | None, typer.Option(help="Caption the --split of this data set instead.")] = None,
+    split: Annotated[str, typer.Option(help="Split of --data.")] = "test",
+    out: Annotated[Path | None, typer.Option(help="File for the rows (JSONL); by default they are printed.")] = None,
+    method: Annotated[str | None, typer.Option(help="beam, diverse (beam search in groups) or sample.")] = None,
     beam: Annotated[int | None, typer.Option(min=1, help="Beam width; 1 is greedy.")] = None,
-    samples: Annotated[int | None, typer.Option(min=1, help="Captions for each picture.")] = None,
-    temperature: Annotated[float | None, typer.Option(help="For sample: below 1 sharper, above 1 flatter.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="For sample: only the likeliest words of this mass.")] = None,
-    seed: Annotated[int | None, typer.Option(min=0, help="For sample.")] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="Number of captions for each image.")] = None,
+    temperature: Annotated[float | None, typer.Option(help="Of samples: below 1 sharper, above 1 flatter.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Sample only from the likeliest words of this mass.")] = None,
+    seed: Annotated[int | None, typer.Option(min=0, help="Of samples.")] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Any other key of a recipe's decoding section, e.g. length_penalty=1 or groups=3."),
+        typer.Option("--set", help="Any key of a recipe's decoding section, e.g. length_penalty=1 or groups=3."),
     ] = None,
-    overlay: Annotated[Path | None, typer.Option(help="Folder for pictures of where the model looked.")] = None,
+    overlay: Annotated[Path | None, typer.Option(help="Folder for attention maps over the images.")] = None,
 ) -> None:
-    """Caption pictures; one JSON row a caption: id, caption, log_prob, ended; with --samples several rows a picture.
+    """Caption images: one JSON row for each caption, with id, caption, log_prob and ended.
 
-    What is not said here is as in the (first) run's recipe.
+    Options that are not given are as in the recipe of the (first) run.
     """
     from tellapart.captioning import caption as caption_images
     from tellapart.captioning import caption_split, own_decoding
@@ -167,10 +164,10 @@ def caption(
     from tellapart.progress import ProgressLine
 
     if bool(images) == bool(data):
-        raise typer.BadParameter("give pictures to caption, or a data set with --data")
+        raise typer.BadParameter("give images to caption, or a data set with --data")
     if data and overlay:
-        raise typer.BadParameter("--overlay is for pictures, not for --data")
-    said = {
+        raise typer.BadParameter("--overlay cannot be combined with --data")
+    given = {
         "method": method,
         "beam": beam,
         "samples": samples,
@@ -178,7 +175,7 @@ def caption(
         "temperature": temperature,
         "top_p": top_p,
     }
-    chosen = {key: value for key, value in said.items() if value is not None}
+    chosen = {key: value for key, value in given.items() if value is not None}
     settings = DecodingSettings.parse({**own_decoding(model).model_dump(), **chosen}, set_ or [])
     skipped: list[DataError] = []
     line = ProgressLine("captioning", " images")
@@ -194,7 +191,7 @@ def caption(
     for error in skipped:
         print(f"skipped: {error}", file=sys.stderr)
     if not rows:
-        raise DataError("no picture could be captioned")
+        raise DataError("no image could be read")
 
 
 @app.command()
@@ -239,17 +236,18 @@ def evaluate_retrieval(
     run: Annotated[Path, typer.Argument(help="A retriever's run folder.")],
     split: Annotated[str, typer.Option(help="The images to measure on.")] = "test",
     folds: Annotated[
-        int | None, typer.Option(min=1, help="Also the means over so many folds (COCO's 1K: 5 of its 5,000 images).")
+        int | None,
+        typer.Option(min=1, help="Also the mean over this many folds (COCO 1K: 5 folds of 5,000 images)."),
     ] = None,
     against: Annotated[Path | None, typer.Option(help="Another retriever's run, for paired differences.")] = None,
     gallery: Annotated[
-        bool, typer.Option("--gallery", help="Also write gallery.html: a few queries, with pictures.")
+        bool, typer.Option("--gallery", help="Also write gallery.html: a few queries with images.")
     ] = False,
     out: Annotated[
         Path | None, typer.Option(help="Folder for retrieval.json, the ranks and the gallery; by default RUN.")
     ] = None,
 ) -> None:
-    """Let images find their captions and captions their images: R@1, R@5, R@10, ranks and R@sum."""
+    """Measure image-text retrieval in both directions: R@1, R@5, R@10, ranks and R@sum."""
     from tellapart.data.prepare import prepare as prepare_data
     from tellapart.evaluation import evaluate_retrieval as retrieval
     from tellapart.pages.gallery import write_gallery
@@ -496,22 +494,24 @@ def _print_figures(figures: dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Run the command line; a user's mistake is one message and status 2, never a traceback."""
+    """Run the command line; a user's mistake is one message and status 2, not a traceback."""
     try:
         app(prog_name="tellapart")
     except TellapartError as error:
-        print(f"tellapart: {error}", file=sys.stderr)
+        _print_error(str(error))
         sys.exit(2)
     except OSError as error:
-        print(f"tellapart: {error.filename or 'a file'}: {error.strerror or error}", file=sys.stderr)
+        _print_error(f"{error.filename or 'a file'}: {error.strerror or error}")
         sys.exit(2)
     except SystemExit as done:
         if done.code == INTERRUPTED:
-            print(
-                "tellapart: stopped; the finished part of a training or encoding is kept, the same command continues",
-                file=sys.stderr,
-            )
+            _print_error("stopped; finished parts of a training or encoding are kept, the same command continues")
         raise
+
+
+def _print_error(message: str) -> None:
+    close_bars()
+    print(f"tellapart: {message}", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -1,55 +1,103 @@
-"""Progress for people: a live line on a terminal, a plain line every few seconds elsewhere."""
+"""Progress on the standard error stream: bars on a terminal, a plain line every few seconds elsewhere."""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # rich is imported only when a bar is drawn
+    from rich.console import Console
+    from rich.progress import Progress, TaskID
 
 OnProgress = Callable[[str, int, int], None]
+
+# Seconds between two updates of a bar, and before its first one; its width in a narrow terminal.
+BAR_EVERY, BAR_AFTER, BAR_WIDTH = 0.2, 1.0, 6
+
+# The bars of unfinished work, as one display, and what closes each; a bar is also closed when its owner is deleted.
+_bars: Progress | None = None
+_closers: dict[TaskID, weakref.finalize[[TaskID], ProgressLine]] = {}
 
 
 class ProgressLine:
     """Shows what is being done, how far it is, its figures, rate and time left.
 
+    The bar of work that stops early stays as it is when its `ProgressLine` is deleted or `close_bars` is called.
+
+    Args:
+        what: the work.
+        unit: of the rate, such as `" images"`.
+        every: seconds between two plain lines.
+
     Example:
-        >>> line = ProgressLine("training")                      # doctest: +SKIP
+        >>> line = ProgressLine("training", " steps")            # doctest: +SKIP
         >>> line.update(10, 100, {"loss": 2.5})                  # doctest: +SKIP
-        training 10/100 (10 %) · loss 2.500 · 8.1/s · 11 s left
+        training 10/100 (10 %) · loss 2.500 · 8.1 steps/s · 11 s left
     """
 
     def __init__(self, what: str, unit: str = "", every: float = 10.0) -> None:
         self.what = what
         self.unit = unit
-        self.live = sys.stderr.isatty()
-        self.every = 0.2 if self.live else every
-        self._began: tuple[float, int] | None = None
-        self._shown = 0.0
+        self.every = every
+        self._console = _terminal()
+        self._start: tuple[float, int] | None = None
+        self._next = 0.0
+        self._close: weakref.finalize[[TaskID], ProgressLine] | None = None
 
     def update(self, done: int, of: int, figures: Mapping[str, float] | None = None) -> None:
         now = time.monotonic()
-        if self._began is None:
-            self._began = (now, done)
-            self._shown = now if done < of else 0.0
-        if now - self._shown < self.every and done < of:
+        if self._start is None:
+            self._start = (now, done)
+            self._next = now + (self.every if self._console is None else BAR_AFTER)
+        if now < self._next and done < of:
             return
-        self._shown = now
-        since, first = self._began
-        parts = [f"{self.what} {done}/{of} ({100 * done // max(1, of)} %)"]
-        parts += [f"{name} {value:.3f}" for name, value in (figures or {}).items()]
+        self._next = now + (self.every if self._console is None else BAR_EVERY)
+        since, first = self._start
+        shown = [f"{name} {value:.3f}" for name, value in (figures or {}).items()]
+        speed = []
         if done > first:
             rate = (done - first) / max(1e-9, now - since)
-            parts.append(f"{rate:.1f}{self.unit}/s")
+            speed.append(f"{rate:.1f}{self.unit}/s")
             if done < of:
-                parts.append(f"{duration((of - done) / rate)} left")
-        self._write(" · ".join(parts), last=done >= of)
+                speed.append(f"{duration((of - done) / rate)} left")
+        if self._console is None:
+            parts = [f"{self.what} {done}/{of} ({100 * done // max(1, of)} %)", *shown, *speed]
+            print(" · ".join(parts), file=sys.stderr, flush=True)
+        else:  # a narrow terminal cuts off what comes last
+            self._draw(self._console, done, of, " · ".join([f"{done}/{of}", *speed, *shown]))
 
-    def _write(self, text: str, last: bool) -> None:
-        if self.live:
-            sys.stderr.write(f"\r\x1b[K{text}" + ("\n" if last else ""))
-        else:
-            sys.stderr.write(text + "\n")
-        sys.stderr.flush()
+    def _draw(self, console: Console, done: int, of: int, details: str) -> None:
+        global _bars
+        if _bars is None:
+            _bars = _start_bars(console)
+        if self._close is None or not self._close.alive:
+            self._task = _bars.add_task("", details="")
+            self._close = _closers[self._task] = weakref.finalize(self, _close_bar, self._task)
+        what = _shorten(self.what, console.width // 4)
+        details = _shorten(details, console.width - len(what) - BAR_WIDTH - 2)
+        _bars.update(self._task, completed=done, total=of, description=what, details=details, refresh=True)
+        if done >= of:
+            self._close()
+
+
+def show_progress() -> OnProgress:
+    """Progress of several pieces of work, each known by its name."""
+    lines: dict[str, ProgressLine] = {}
+
+    def show(what: str, done: int, of: int) -> None:
+        lines.setdefault(what, ProgressLine(what)).update(done, of)
+
+    return show
+
+
+def close_bars() -> None:
+    """Leave the bars of unfinished work as they are, so that what is printed next comes below them."""
+    for close in list(_closers.values()):
+        close()
 
 
 def duration(seconds: float) -> str:
@@ -62,20 +110,45 @@ def duration(seconds: float) -> str:
     return f"{whole // 3600} h {whole % 3600 // 60} min"
 
 
-def show_progress() -> OnProgress:
-    """Progress of several pieces of work, told apart by their names."""
-    lines: dict[str, ProgressLine] = {}
-
-    def show(what: str, done: int, of: int) -> None:
-        lines.setdefault(what, ProgressLine(what)).update(done, of)
-
-    return show
+def _shorten(text: str, width: int) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"
 
 
-def print_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table on the standard output stream; all columns but the first are right-aligned."""
-    lines = [list(headings), *map(list, rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(headings))]
-    for line in lines:
-        cells = [line[0].ljust(widths[0]), *(cell.rjust(w) for cell, w in zip(line[1:], widths[1:], strict=True))]
-        print("  ".join(cells).rstrip())
+def _terminal() -> Console | None:
+    """The terminal behind the standard error stream, if there is one."""
+    if not sys.stderr.isatty() or os.environ.get("TERM") == "dumb":
+        return None
+    from rich.console import Console
+
+    return Console(stderr=True)
+
+
+def _start_bars(console: Console) -> Progress:
+    from rich.progress import BarColumn, Progress, TextColumn
+    from rich.table import Column
+
+    bars = Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=None, table_column=Column(max_width=30)),
+        TextColumn("{task.fields[details]}", markup=False),
+        console=console,
+        auto_refresh=False,
+        redirect_stdout=False,  # it may be a pipe; standard error is redirected, and shows above the bars
+    )
+    bars.start()
+    console.show_cursor(True)  # a killed process must not leave it hidden
+    return bars
+
+
+def _close_bar(task: TaskID) -> None:
+    """Leave a bar as it is: above those that go on, or in its place when it is the last."""
+    global _bars
+    assert _bars is not None
+    del _closers[task]
+    if _closers:
+        row = _bars.make_tasks_table([one for one in _bars.tasks if one.id == task])
+        _bars.remove_task(task)
+        _bars.console.print(row)
+    else:
+        _bars.stop()
+        _bars = None

@@ -1,11 +1,11 @@
-"""What an experiment is: pydantic models <-> YAML, with dotted overrides such as `objective.negatives=5`.
+"""Recipes: experiments as YAML files and pydantic models, with dotted overrides such as `objective.negatives=5`.
 
-Each package has its own settings; this module puts them together. A recipe file may say `extends: OTHER.yaml` and then
-holds only what differs. `budgets` says what `smoke` (seconds, for tests) and `paper` (the published sizes) change; the
-rest is `laptop` (minutes on two cores). Models that a recipe starts from are trained at the same budget.
+Each package defines its own settings; this module combines them. A recipe with `extends: OTHER.yaml` has only the keys
+that differ. The file itself is the `laptop` budget (minutes on two cores); `budgets` lists the changes for `smoke`
+(seconds, for tests) and `paper` (the published sizes). Models that a recipe uses are trained at the same budget.
 
-Loading a recipe reports every mistake at once, each with its key and, for a misspelt key, the likely one. The resolved
-recipe (every default written out) is saved with the run.
+Loading a recipe reports all mistakes at once, each with its key and, for a misspelt key, the likely one. The resolved
+recipe, with all defaults, is saved with the run.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from tellapart.files import digest_of
 from tellapart.settings import Section, explain, set_override
 
 BUDGETS = ("smoke", "laptop", "paper")
-# What a recipe can train: the sections of which it has exactly one.
+# What a recipe can train; it has exactly one of these sections.
 TRAINED = ("captioner", "retriever")
-# Sections whose `name` says which other keys they have.
+# Sections whose other keys depend on their `name`.
 COMPONENTS = (*TRAINED, "objective")
 
 Content = dict[str, Any]
@@ -41,7 +41,7 @@ class Upstream(Section):
 
     from_: str | tuple[str, ...] = Field(
         alias="from",
-        description="a run folder or a recipe, relative to this recipe; for a role a list of them is an ensemble",
+        description="a run folder or a recipe, relative to this recipe; in a role, a list is an ensemble",
     )
 
     @property
@@ -67,7 +67,7 @@ class Recipe(Section):
     captioner: Content | None = None
     retriever: Content | None = None
     objective: Content
-    start: Upstream | None = Field(None, description="the target's first weights")
+    start: Upstream | None = Field(None, description="model with the initial weights of the target")
     roles: dict[str, Upstream] = Field({}, description="frozen models that the objective uses, such as reference")
     negatives: NegativeSettings = NegativeSettings()
     training: TrainingSettings
@@ -81,10 +81,10 @@ class Recipe(Section):
 
     @classmethod
     def load(cls, path: str | Path, overrides: Sequence[str] = (), budget: str | None = None) -> Recipe:
-        """Read a recipe, apply its budget and overrides; every mistake is reported at once.
+        """Read a recipe and apply its budget and overrides; all mistakes are reported at once.
 
-        A recipe that starts from another takes that one's `data` and `captioner` or `retriever` for what it does not
-        set itself. A role gives its `data` in the same way, except for the encoder.
+        A recipe inherits the keys it does not set in `data` and `captioner` or `retriever` from the recipe it starts
+        from, and those in `data`, except the encoder, from the recipes of its roles.
 
         Args:
             path: a recipe file, a run folder, or the name of a shipped recipe, such as `scenes/adaptive-cl.yaml`.
@@ -99,7 +99,7 @@ class Recipe(Section):
 
     @classmethod
     def parse(cls, content: Content, where: str = "recipe") -> Recipe:
-        """Check plain data; every mistake is reported at once."""
+        """Check plain data; all mistakes are reported at once."""
         return cls._parse(content, where, _Files())
 
     @classmethod
@@ -137,7 +137,7 @@ class Recipe(Section):
         return cls, cls.Settings(**section)
 
     def needed_roles(self) -> dict[str, str]:
-        """The roles that this recipe must fill, each with the kind of model it takes."""
+        """The roles this recipe must fill, each with its kind of model."""
         objective, settings = self.component("objective")
         needed = dict(objective.needs(settings).roles)
         if self.negatives.by == "retriever":
@@ -145,7 +145,7 @@ class Recipe(Section):
         return needed
 
     def resolved(self) -> Content:
-        """Plain data with every default written out."""
+        """Plain data with all defaults."""
         content: Content = self.model_dump(mode="json", by_alias=True)
         return content
 
@@ -154,14 +154,14 @@ class Recipe(Section):
 
     @property
     def digest(self) -> str:
-        """Identifies what is trained, without the content of its data and of the models it starts from.
+        """Digest of what is trained, without the content of the data and of the models it uses.
 
-        The name, the description, the decoding and the places of files are not part of it.
+        Name, description, decoding and file paths are left out.
         """
         content = self.resolved()
         for key in ("name", "description", "budget", "start", "roles"):
             del content[key]
-        if not self.training.validate_captions:  # otherwise decoding may choose the checkpoint
+        if not self.training.validate_captions:  # otherwise decoding may decide which checkpoint is best
             del content["decoding"]
         for key in ("prepared", "source", "max_skipped"):
             del content["data"][key]
@@ -179,7 +179,7 @@ def recipes_folder() -> Path:
 
 
 def shipped_recipes() -> list[Path]:
-    """All shipped recipes that can be trained; bases, which others extend, are in `base/` and are not listed."""
+    """All shipped recipes that can be trained; those in `base/`, which others extend, are left out."""
     folder = recipes_folder()
     return [path for path in sorted(folder.rglob("*.yaml")) if path.relative_to(folder).parts[0] != "base"]
 
@@ -230,12 +230,12 @@ def read_yaml(path: Path) -> Content:
 
 
 def read_recipe(path: Path) -> Content:
-    """A recipe file's own keys, with the files it extends filled in; no budget, no defaults."""
+    """The keys of a recipe file and of the files it extends, without budget and defaults."""
     return _Files().extended(path)
 
 
 class _Files:
-    """Recipe files read during one load, each once, however many others name it."""
+    """Recipe files read during one load, each only once."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[Path, str | None], Content] = {}
@@ -243,7 +243,7 @@ class _Files:
     def content(
         self, path: Path, overrides: tuple[str, ...] = (), budget: str | None = None, above: tuple[Path, ...] = ()
     ) -> Content:
-        """A recipe's plain data: extended, at its budget, with overrides, and with what its upstreams give it."""
+        """A recipe's plain data with extended files, budget, overrides and the keys inherited from its upstreams."""
         path = path / "recipe.yaml" if (path / "recipe.yaml").is_file() else path
         key = (path.resolve(), budget)
         if key[0] in above:
@@ -256,7 +256,7 @@ class _Files:
         for override in overrides:
             set_override(content, override)
         _drop_empty_roles(content)
-        # A target that starts from a model has that model's architecture; a role may have any other.
+        # A target has the architecture of the model it starts from; a role may have another.
         for name, section in _upstreams(content).items():
             places = _upstream_paths(section["from"], path, f"{path}: {name}.from")
             section["from"] = [str(place) for place in places] if isinstance(section["from"], list) else str(places[0])
@@ -264,7 +264,7 @@ class _Files:
             for part in ("data", *TRAINED) if name == "start" else ("data",):
                 own, given = content.get(part, {}), inherited.get(part)
                 if isinstance(own, dict) and isinstance(given, dict):
-                    # A role may read other features than the target.
+                    # A role may use another encoder than the target.
                     kept = given if name == "start" else {key: v for key, v in given.items() if key != "encoder"}
                     content[part] = merge(own, kept)
         if not overrides:
@@ -272,7 +272,7 @@ class _Files:
         return content
 
     def extended(self, path: Path, above: tuple[Path, ...] = ()) -> Content:
-        """A recipe file with the files it extends filled in."""
+        """The keys of a recipe file and of the files it extends."""
         if path.resolve() in above:
             raise RecipeError(f"{path}: this recipe extends itself; change its extends")
         content = read_yaml(path)
@@ -296,7 +296,7 @@ def _beside(named: Any, chain: tuple[Path, ...]) -> Any:
 
 
 def merge(own: Content, inherited: Content) -> Content:
-    """A mapping with the keys it does not have itself taken from another one, also in mappings inside it."""
+    """Add the keys of another mapping that are missing in this one, also in nested mappings."""
     merged = {**inherited, **own}
     for key, value in own.items():
         if isinstance(value, dict) and isinstance(inherited.get(key), dict):
@@ -305,7 +305,7 @@ def merge(own: Content, inherited: Content) -> Content:
 
 
 def merge_recipes(own: Content, base: Content) -> Content:
-    """As `merge`; a component with another name than the base's takes none of its settings, at any budget."""
+    """As `merge`, but a component with another name than the base's inherits none of its settings, at any budget."""
     for kind in COMPONENTS:
         mine, its = own.get(kind), base.get(kind)
         if isinstance(mine, dict) and isinstance(its, dict) and mine.get("name", its.get("name")) != its.get("name"):
@@ -317,7 +317,7 @@ def merge_recipes(own: Content, base: Content) -> Content:
 
 
 def _find_data(content: Content, path: Path) -> None:
-    """Data beside the recipe (a run's are named relative to its folder), or relative to the current folder."""
+    """Resolve data paths relative to the recipe, as in run folders; others stay relative to the current folder."""
     data = content.get("data")
     for key in ("source", "prepared"):
         named = data.get(key) if isinstance(data, dict) else None
@@ -326,8 +326,8 @@ def _find_data(content: Content, path: Path) -> None:
 
 
 def _apply_budget(content: Content, budget: str | None, path: Path) -> None:
-    """Put the changes of the chosen budget into the recipe."""
-    resolved = "budget" in content  # a run's recipe has its budget applied already
+    """Apply the changes of the chosen budget."""
+    resolved = "budget" in content  # in a run's recipe the budget is already applied
     content["budget"] = budget or content.get("budget", "laptop")
     budgets = content.pop("budgets", {})
     if not isinstance(budgets, dict) or not all(isinstance(changes, dict) for changes in budgets.values()):
@@ -343,14 +343,14 @@ def _apply_budget(content: Content, budget: str | None, path: Path) -> None:
 
 
 def _drop_empty_roles(content: Content) -> None:
-    """`roles: {reference: null}` takes back a role of the recipe that is extended."""
+    """Remove roles set to null, such as `roles: {reference: null}` for a role of the extended recipe."""
     roles = content.get("roles")
     if isinstance(roles, dict):
         content["roles"] = {name: section for name, section in roles.items() if section is not None}
 
 
 def _upstreams(content: Content) -> dict[str, Content]:
-    """The sections that name upstream models: `start` and `roles.NAME`, as far as they are well formed."""
+    """The valid sections with upstream models: `start` and `roles.NAME`."""
     roles = content.get("roles")
     sections = {"start": content.get("start")}
     if isinstance(roles, dict):
@@ -380,7 +380,7 @@ def _upstream_path(named: str, recipe: Path, where: str) -> Path:
 
 
 def _trained_problems(content: Content) -> list[str]:
-    """Mistakes in the choice of what is trained, and keys that belong to the other kind."""
+    """Mistakes in the choice of what is trained, and keys that are only for the other kind."""
     given = [kind for kind in TRAINED if content.get(kind) is not None]
     if not given:
         return ["captioner: this key is missing; a recipe trains a captioner or, with the key 'retriever', a retriever"]
@@ -394,14 +394,14 @@ def _trained_problems(content: Content) -> list[str]:
 
 
 def _objective_problems(recipe: Recipe, files: _Files) -> list[str]:
-    """Mistakes in how objective, roles, target and encoders go together."""
+    """Combinations of objective, roles, target and encoders that do not work."""
     problems = []
     objective, _ = recipe.component("objective")
     needed = recipe.needed_roles()
     for role, kind in needed.items():
         if role not in recipe.roles:
-            who = f"the {objective.name} objective" if role in _own_roles(recipe) else "negatives.by 'retriever'"
-            problems.append(f"roles.{role}.from: {who} needs a {kind} here, a run or a recipe")
+            user = f"the {objective.name} objective" if role in _own_roles(recipe) else "negatives.by 'retriever'"
+            problems.append(f"roles.{role}.from: {user} needs a {kind} here, a run or a recipe")
     for role, upstream in recipe.roles.items():
         if role not in needed:
             known = did_you_mean(role, needed) if needed else "; it uses none"
@@ -428,7 +428,7 @@ def _own_roles(recipe: Recipe) -> dict[str, str]:
 
 
 def _encoder_problems(data: Any, where: str) -> list[str]:
-    """Whether the family of an encoder is known."""
+    """An unknown family of encoders."""
     name = data.get("encoder") if isinstance(data, dict) else None
     if not isinstance(name, str):
         return []
@@ -439,7 +439,7 @@ def _encoder_problems(data: Any, where: str) -> list[str]:
 
 
 def _component(kind: str, section: Content) -> Content:
-    """A captioner's, retriever's or objective's section with its defaults written out."""
+    """The section of a captioner, retriever or objective with all defaults."""
     if not isinstance(section.get("name"), str):
         raise RecipeError(f"{kind}.name is missing; choose one of: {', '.join(registry.names(kind))}")
     try:

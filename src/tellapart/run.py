@@ -1,7 +1,6 @@
-"""A run folder: the recipe, the data and the model of a finished training, each opened once.
+"""A run folder: the recipe, data and model of a finished training, each loaded once.
 
-Everything that is computed from a run (captions, scores, ranks) is written into its folder by `find_or_make`, with what
-it was made from, and found again on the next call.
+Results of a run (captions, scores, ranks) are cached in its folder by `find_or_make`, with what they were made from.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ class Run:
     """A finished training.
 
     Attributes:
-        folder: holds `recipe.yaml`, `run.json`, `metrics.jsonl`, `checkpoints/` and what was measured.
-        recipe: what was trained, on which data.
+        folder: has `recipe.yaml`, `run.json`, `metrics.jsonl`, `checkpoints/` and measured results.
+        recipe: the recipe that was trained.
 
     Example:
         >>> run = open_run("runs/scenes-cl-1a2b3c4d")                            # doctest: +SKIP
@@ -40,12 +39,12 @@ class Run:
 
     @cached_property
     def data(self) -> Prepared:
-        """Its records and features; encoded now if they are not there."""
+        """Records and features; encoded now if they are missing."""
         return prepare(self.recipe.data)
 
     @cached_property
     def model(self) -> Any:
-        """The kept checkpoint's captioner or retriever, in eval mode on the best device."""
+        """The captioner or retriever of the kept checkpoint, in eval mode on the best device."""
         return load_model(self.folder, self.recipe.trains).to(accelerator() or "cpu")
 
     @property
@@ -61,27 +60,27 @@ class Run:
         return retriever
 
     def _model_of_kind(self, kind: str) -> Any:
-        return self.model if self.recipe.trains == kind else load_model(self.folder, kind)  # which says what is wrong
+        return self.model if self.recipe.trains == kind else load_model(self.folder, kind)  # raises
 
     @cached_property
     def model_digest(self) -> str:
-        """Identifies the weights."""
+        """Digest of the weights."""
         return model_digest(self.folder)
 
     def derived(self, name: str, made_from: Any, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """A JSON file in the run folder: found if it was made from the same, else made now.
+        """Content of a JSON file in the run folder, computed now unless it was made from the same.
 
         Args:
-            name: of the file.
-            made_from: plain data that decides its content, besides the model's weights and the data.
-            make: gives the content.
+            name: file name.
+            made_from: plain data that decides the content, besides the model's weights and the data.
+            make: computes the content.
         """
         basis = {"model": self.model_digest, "data": self.data.dataset.digest, "made_from": made_from}
         return find_or_make(self.folder / name, basis, make)
 
 
 def open_run(folder: str | Path) -> Run:
-    """A finished run folder, as `train` leaves it."""
+    """Open the folder of a finished run."""
     folder = Path(folder)
     check_run_folder(folder)
     if not read_json(folder / "run.json", "run state")["finished"]:
@@ -91,4 +90,4 @@ def open_run(folder: str | Path) -> Run:
 
 def check_run_folder(folder: Path) -> None:
     if not (folder / "recipe.yaml").exists():
-        raise RunError(f"{folder}: this is no run folder (recipe.yaml is missing); 'tellapart train' makes one")
+        raise RunError(f"{folder}: this is not a run folder (recipe.yaml is missing); 'tellapart train' makes one")

@@ -1,7 +1,7 @@
-"""From a recipe to a finished run folder: find or train what it starts from, prepare its data, train, keep.
+"""From a recipe to a finished run folder: prepare the data, train the models it needs first, then train it.
 
-A run's *key* identifies everything that decides its weights: the recipe, the content of the data and the weights of the
-models it uses. A finished run with the same key is found instead of trained again.
+The *key* of a run is a digest of all that decides its weights: the recipe, the content of the data and the weights of
+the models it uses. A finished run with the same key is reused, not trained again.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tellapart.data.batches import BatchSource
 from tellapart.data.prepare import Prepared, prepare
 from tellapart.decoding.ensemble import Ensemble
 from tellapart.encoders.base import accelerator
-from tellapart.engine import loop
+from tellapart.engine.loop import Measure, Trainer
 from tellapart.engine.processes import on_first, open_fabric
 from tellapart.errors import RecipeError, RunError
 from tellapart.evaluation.hard_negatives import likely_captions
@@ -39,7 +39,7 @@ except ImportError:  # Windows
 
 T = TypeVar("T")
 
-# The runs behind `start` and behind each role; several runs are an ensemble.
+# The runs named by `start` and by each role; several runs are an ensemble.
 Upstreams = dict[str, list[Run]]
 
 
@@ -50,14 +50,14 @@ def train(
     runs: str | Path = "runs",
     out: str | Path | None = None,
 ) -> Run:
-    """Train a recipe, or continue or find its run.
+    """Train a recipe; an unfinished run of it is continued, a finished one is reused.
 
     Args:
         recipe: a recipe file, or the name of a shipped one, such as `scenes/adaptive-mle.yaml`.
         overrides: dotted keys and values, such as `"training.steps=100"`.
         budget: `smoke` (seconds), `laptop` (minutes) or `paper` (the published sizes); by default the file's own.
         runs: folder for run folders, named `NAME-KEY`.
-        out: a run folder of your choice instead.
+        out: this run folder instead.
 
     Example:
         >>> run = train("scenes/adaptive-mle.yaml", "training.epochs=2")   # doctest: +SKIP
@@ -66,7 +66,7 @@ def train(
 
 
 def resume(folder: str | Path) -> Run:
-    """Continue the training in a run folder; a finished one is left as it is.
+    """Continue the training in a run folder; a finished one is returned unchanged.
 
     Example:
         >>> run = resume("runs/scenes-cl-1a2b3c4d")   # doctest: +SKIP
@@ -77,14 +77,14 @@ def resume(folder: str | Path) -> Run:
 
 
 def train_in_rounds(recipe: Recipe, rounds: int, runs: Path = Path("runs")) -> list[Run]:
-    """Reference replacement (CL, sec. 4.3 and Table 6): the target of a round starts the next and is its reference.
+    """Reference replacement (CL, sec. 4.3 and Table 6): each round starts from the last target, also its reference.
 
-    The first round is the recipe as it is. Every round is a run of its own: an interrupted call continues in the round
-    it was in. With `training.patience` a round lasts until its target is best.
+    The first round is the recipe unchanged. Every round has its own run folder, so an interrupted call continues in
+    the round it stopped in. With `training.patience` a round ends when its target no longer improves.
 
     Args:
         recipe: one with a reference.
-        rounds: how many trainings.
+        rounds: number of trainings.
         runs: folder for run folders.
 
     Example:
@@ -92,7 +92,9 @@ def train_in_rounds(recipe: Recipe, rounds: int, runs: Path = Path("runs")) -> l
         >>> first, second = train_in_rounds(recipe, 2)        # doctest: +SKIP
     """
     if "reference" not in recipe.roles:
-        raise RecipeError(f"{recipe.name}: rounds replace the reference, and this recipe has none; train it without")
+        raise RecipeError(
+            f"{recipe.name}: rounds replace the reference, and this recipe has none; train it without --rounds"
+        )
     finished = [run_recipe(recipe, runs)]
     for number in range(2, rounds + 1):
         before = Upstream.model_validate({"from": str(finished[-1].folder)})
@@ -111,41 +113,41 @@ def run_recipe(
     out: Path | None = None,
     on_progress: OnProgress | None = None,
 ) -> Run:
-    """Train a recipe, or continue or find its run.
+    """Train a recipe; an unfinished run of it is continued, a finished one is reused.
 
     Args:
         recipe: what to train.
         runs: folder for run folders, named `NAME-KEY`.
-        out: a run folder of your choice instead.
-        on_progress: for rendering and encoding; by default progress on the standard error stream.
+        out: this run folder instead.
+        on_progress: called while rendering and encoding; by default progress goes to the standard error stream.
     """
     fabric = open_fabric(recipe.training.precision)
     first = fabric.global_rank == 0
     shown = (on_progress or show_progress()) if first else None
-    prepared = _first_alone(fabric, lambda: prepare(recipe.data, shown))
+    prepared = _first_then_others(fabric, lambda: prepare(recipe.data, shown))
     upstreams = _upstreams(recipe, runs, on_progress)
-    described = _described(recipe, prepared, upstreams)
-    key = digest_of(described)
+    made_from = _made_from(recipe, prepared, upstreams)
+    key = digest_of(made_from)
     folder = out or runs / f"{recipe.name}-{key[:8]}"
     state_path = folder / "run.json"
     fabric.barrier()
     if state_path.exists():
         state = read_json(state_path, "run state")
-        # A folder in which nothing was trained yet may hold a mistaken recipe; it is replaced.
+        # Without a checkpoint the folder's recipe may be a mistake; it is replaced.
         if state["key"] != key and (folder / "checkpoints").exists():
-            changed = [part for part in described if state["made_from"].get(part) != described[part]]
+            changed = [part for part in made_from if state["made_from"].get(part) != made_from[part]]
             raise RunError(
-                f"{folder}: holds a run of something else (changed: {', '.join(changed)}); "
+                f"{folder}: holds another run (changed: {', '.join(changed)}); "
                 "choose another --out or remove the folder"
             )
         if state["finished"]:
-            on_first(fabric, lambda: _write_recipe(recipe, upstreams, folder))  # decoding may have changed
+            on_first(fabric, lambda: _write_recipe(recipe, upstreams, folder))  # its decoding may have changed
             return Run(folder, recipe)
     elif folder.is_dir() and any(folder.iterdir()):
-        raise RunError(f"{folder}: this folder is not empty and is no run folder; choose an empty or a new one")
+        raise RunError(f"{folder}: this folder is not empty and is not a run folder; choose an empty or new one")
     objective, sources = _build(recipe, prepared, upstreams, fabric, shown)
-    fabric.barrier()  # nobody writes before all have looked
-    state = {"key": key, "made_from": described, "finished": False}
+    fabric.barrier()  # all processes have read the folder before one writes to it
+    state = {"key": key, "made_from": made_from, "finished": False}
 
     def begin() -> None:
         _write_recipe(recipe, upstreams, folder)
@@ -153,29 +155,29 @@ def run_recipe(
 
     on_first(fabric, begin)
     began = time.monotonic()
-    with _only_one(folder) if first else nullcontext():
-        loop.train(
+    with _lock(folder) if first else nullcontext():
+        trainer = Trainer(
             objective,
             sources["train"],
             sources["val"],
             recipe.training,
-            recipe.seed,
-            folder,
-            f"training {recipe.name}",
-            fabric,
-            _measure(recipe, objective, prepared),
+            seed=recipe.seed,
+            folder=folder,
+            fabric=fabric,
+            measure=_measure(recipe, objective, prepared),
         )
+        trainer.run(f"training {recipe.name}")
     seconds = round(time.monotonic() - began, 1)
     finished = {**state, "finished": True, "seconds_of_last_session": seconds}
     on_first(fabric, lambda: write_json(state_path, finished))
     return Run(folder, recipe)
 
 
-# --- what a run is made from ------------------------------------------------------------------------------------------
+# --- what decides a run -----------------------------------------------------------------------------------------------
 
 
-def _described(recipe: Recipe, prepared: Prepared, upstreams: Upstreams) -> dict[str, Any]:
-    """Plain data that decides the weights."""
+def _made_from(recipe: Recipe, prepared: Prepared, upstreams: Upstreams) -> dict[str, Any]:
+    """Plain data that decides the weights of a run."""
     digests = {role: [model_digest(run.folder) for run in found] for role, found in upstreams.items()}
     described: dict[str, Any] = {
         "recipe": recipe.digest,
@@ -183,7 +185,7 @@ def _described(recipe: Recipe, prepared: Prepared, upstreams: Upstreams) -> dict
         "upstreams": {role: found[0] if len(found) == 1 else found for role, found in digests.items()},
     }
     encoder = prepared.store.encoder
-    if ":" in encoder.name:  # a model in a folder of the user's, whose content may change
+    if ":" in encoder.name:  # a model in a local folder, whose content may change
         described["encoder"] = encoder.digest
     model, settings = recipe.component(recipe.trains)
     if files := model.files(settings):
@@ -192,14 +194,14 @@ def _described(recipe: Recipe, prepared: Prepared, upstreams: Upstreams) -> dict
 
 
 def _digest_of_named(path: Path, name: str) -> str:
-    """The digest of a file that a recipe names."""
+    """The digest of a file named in a recipe."""
     if not path.is_file():
-        raise RecipeError(f"{name}: '{path}' is no file in this folder; give the path of one")
+        raise RecipeError(f"{name}: '{path}' is not a file; give the path of one")
     return digest_of_file(path)
 
 
 def _upstreams(recipe: Recipe, runs: Path, on_progress: OnProgress | None) -> Upstreams:
-    """The runs of all models that a recipe uses; recipes are trained first."""
+    """The runs of all models that a recipe uses; upstream recipes are trained now."""
     named = {"start": recipe.start} if recipe.start is not None else {}
     return {
         role: [_upstream(place, recipe, runs, on_progress) for place in upstream.places]
@@ -208,9 +210,9 @@ def _upstreams(recipe: Recipe, runs: Path, on_progress: OnProgress | None) -> Up
 
 
 def _upstream(place: str, recipe: Recipe, runs: Path, on_progress: OnProgress | None) -> Run:
-    """A run folder as it is, or the run of a recipe on the same data.
+    """Open a run folder, or train a recipe on the same data.
 
-    A recipe that names an encoder keeps it; one that does not reads the same features as the target.
+    A recipe that sets an encoder keeps it; others use the target's.
     """
     path = Path(place)
     if path.is_dir():
@@ -223,7 +225,7 @@ def _upstream(place: str, recipe: Recipe, runs: Path, on_progress: OnProgress | 
 
 
 def _write_recipe(recipe: Recipe, upstreams: Upstreams, folder: Path) -> None:
-    """Write `recipe.yaml`, unless it is there as it should be."""
+    """Write `recipe.yaml`, unless it is there and unchanged."""
     path, text = folder / "recipe.yaml", _portable(recipe, upstreams, folder).to_yaml()
     if not path.exists() or path.read_text(encoding="utf-8") != text:
         write_text(path, text)
@@ -249,7 +251,7 @@ def _portable(recipe: Recipe, upstreams: Upstreams, folder: Path) -> Recipe:
 def _build(
     recipe: Recipe, prepared: Prepared, upstreams: Upstreams, fabric: Fabric, on_progress: OnProgress | None
 ) -> tuple[Objective, dict[str, BatchSource]]:
-    """The objective with its models, and the batches of both splits; a failure here leaves no folder behind."""
+    """The objective with its models, and the batches of both splits; if this fails, no folder was made."""
     torch.manual_seed(recipe.seed)
     model_class, model_settings = recipe.component(recipe.trains)
     if "start" in upstreams:
@@ -259,7 +261,7 @@ def _build(
         target = model_class.make(model_settings, captions, recipe.data, prepared.store.encoder)
     prepared.store.check(prepared.dataset, target.encoder)
     target.history = {"recipe": recipe.name}
-    if recipe.training.steps != 0:  # else nothing here trained it
+    if recipe.training.steps != 0:  # otherwise the model is not trained here
         target.history |= {
             "objective": recipe.objective["name"],
             "trained_on": f"{prepared.dataset.name} ({prepared.dataset.digest[:8]})",
@@ -268,7 +270,7 @@ def _build(
     frozen = {
         role: role_model([run.folder for run in upstreams[role]], kind) for role, kind in recipe.needed_roles().items()
     }
-    stores = _first_alone(fabric, lambda: _stores_of_roles(recipe, prepared, frozen, on_progress))
+    stores = _first_then_others(fabric, lambda: _stores_of_roles(recipe, prepared, frozen, on_progress))
     return assemble(recipe, prepared, target, frozen, stores, fabric.global_rank, fabric.world_size, fabric.device)
 
 
@@ -282,17 +284,17 @@ def assemble(
     world: int = 1,
     device: torch.device | str = "cpu",
 ) -> tuple[Objective, dict[str, BatchSource]]:
-    """A recipe's objective over these models, and the batches of the training and the validation split.
+    """The recipe's objective with these models, and the batches of the training and the validation split.
 
     Args:
-        recipe: says which objective, negatives and batches.
-        prepared: data and the target's features.
-        target: what is trained.
+        recipe: the objective, negatives and batches to use.
+        prepared: data with the target's features.
+        target: the model to train.
         frozen: role -> model, for all needed roles.
-        stores: encoder name -> data with the features of roles that do not read the target's; found by default.
-        rank: which of `world` processes this is.
-        world: how many processes share each batch.
-        device: where a retriever looks for hard negatives.
+        stores: encoder name -> data with its features, for roles with other encoders; by default prepared here.
+        rank: number of this process.
+        world: number of processes that share each batch.
+        device: for a retriever that searches hard negatives.
     """
     stores = _stores_of_roles(recipe, prepared, frozen, None) if stores is None else stores
     objective_class, settings = recipe.component("objective")
@@ -310,18 +312,18 @@ def assemble(
             prepared.dataset,
             prepared.store,
             split,
-            training.images_per_batch,
-            training.captions_per_image,
-            needs.negatives,
-            # Validation keeps uniform negatives, so that its losses compare across recipes and epochs.
-            recipe.negatives if split == "train" else None,
-            training.bucket_batches,
-            recipe.seed,
-            rank,
-            world,
-            training.accumulate if split == "train" else 1,
-            likely if split == "train" else None,
-            [stores[name].store for name in sorted(read) if name in stores],
+            images_per_batch=training.images_per_batch,
+            captions_per_image=training.captions_per_image,
+            negatives=needs.negatives,
+            # Validation uses uniform negatives, so that its losses compare across recipes and epochs.
+            negative_settings=recipe.negatives if split == "train" else None,
+            bucket_batches=training.bucket_batches,
+            seed=recipe.seed,
+            rank=rank,
+            world=world,
+            parts=training.accumulate if split == "train" else 1,
+            likely_captions=likely if split == "train" else None,
+            more_stores=[stores[name].store for name in sorted(read) if name in stores],
         )
         for split in ("train", "val")
     }
@@ -329,17 +331,17 @@ def assemble(
 
 
 def role_model(folders: list[Path], kind: str) -> Any:
-    """The frozen model of a role: one, or several captioners as an ensemble."""
+    """The frozen model of a role: a model, or an ensemble of captioners."""
     models = [load_model(folder, kind) for folder in folders]
     if len(models) > 1 and kind != "captioner":
-        raise RecipeError(f"{folders[1]}: only captioners make an ensemble; give one {kind}")
+        raise RecipeError(f"{folders[1]}: only captioners can be an ensemble; give one {kind}")
     return models[0] if len(models) == 1 else Ensemble(models)
 
 
 def _stores_of_roles(
     recipe: Recipe, prepared: Prepared, frozen: Mapping[str, Any], on_progress: OnProgress | None
 ) -> dict[str, Prepared]:
-    """Features of every role that does not read the target's: encoder name -> data; encoded now if not there."""
+    """Encoder name -> data with its features, for roles with another encoder than the target's; encoded if missing."""
     found: dict[str, Prepared] = {}
     for model in frozen.values():
         name = model.encoder.name
@@ -351,8 +353,8 @@ def _stores_of_roles(
     return found
 
 
-def _measure(recipe: Recipe, objective: Objective, prepared: Prepared) -> loop.Measure | None:
-    """What validation measures besides the objective's own figures, as the recipe asks."""
+def _measure(recipe: Recipe, objective: Objective, prepared: Prepared) -> Measure | None:
+    """The further figures of a validation that the recipe asks for."""
     target: Any = objective.target
     if images := recipe.training.validate_captions:
         return lambda: measure_captions(target, prepared, images, recipe.decoding)
@@ -365,19 +367,21 @@ def _measure(recipe: Recipe, objective: Objective, prepared: Prepared) -> loop.M
 
 
 @contextmanager
-def _only_one(folder: Path) -> Iterator[None]:
-    """Refuse to train in a folder where another process trains; its lock ends with it."""
+def _lock(folder: Path) -> Iterator[None]:
+    """Fail if another process is training in this folder; the lock is released when the process ends."""
     with open(folder / ".lock", "w") as lock:
         if fcntl is not None:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise RunError(f"{folder}: another process trains here; wait for it or choose another --out") from None
+                raise RunError(
+                    f"{folder}: another process is training here; wait for it or choose another --out"
+                ) from None
         yield
 
 
-def _first_alone(fabric: Fabric, work: Callable[[], T]) -> T:
-    """The first process works, then the others find what it made."""
+def _first_then_others(fabric: Fabric, work: Callable[[], T]) -> T:
+    """Run a function in the first process, then in the others, which find its files."""
     if fabric.global_rank == 0:
         made = work()
         fabric.barrier()

@@ -154,7 +154,7 @@ def test_the_command(
     printed = capsys.readouterr()
     assert "data: 6 images, 8 captions" in printed.out
     assert "broken pictures: 2" in printed.out
-    assert "looking at pictures 6/6" in printed.err
+    assert "checking images 6/6" in printed.err
     assert run(monkeypatch, path, "--no-images") == 0
     printed = capsys.readouterr()
     assert "pictures: not looked at" in printed.out

@@ -74,7 +74,7 @@ def test_attention_is_averaged(make_captioner: Make, features: torch.Tensor) -> 
     assert torch.allclose(found, (each[0] + each[1]) / 2)
 
 
-def test_who_cannot_speak_together(make_captioner: Make) -> None:
+def test_incompatible_captioners(make_captioner: Make) -> None:
     one = make_captioner(words=TINY)
 
     def with_words(vocabulary: Vocabulary) -> Captioner:

@@ -1,4 +1,4 @@
-"""Pictures of attention: bright where the captioner looked, one for each word, and all on a sheet."""
+"""Attention maps: bright where the attention is, one for each word, and all on a sheet."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ import torch
 from PIL import Image
 
 from tellapart.captioners.base import Captioner, Traces
-from tellapart.decoding.overlay import COLUMNS, LINE, SIDE, Look, looks, overlay, write_overlays
+from tellapart.decoding.overlay import COLUMNS, LINE, SIDE, WordAttention, attention_maps, overlay, write_overlays
 from tellapart.errors import RecipeError
 
 Make = Callable[..., Captioner]
 
 
-def test_where_the_captioner_looks(make_captioner: Make, features: torch.Tensor) -> None:
+def test_attention_of_each_word(make_captioner: Make, features: torch.Tensor) -> None:
     model = make_captioner(seed=1)
     captions = ["a red house", "two tree"]
-    found = looks(model, features[1], captions)
-    assert [[look.word for look in said] for said in found] == [["a", "red", "house"], ["two", "tree"]]
+    found = attention_maps(model, features[1], captions)
+    assert [[one.word for one in words] for words in found] == [["a", "red", "house"], ["two", "tree"]]
     tokens = model.tokenize(captions)
     traces = model.traces(model.encode(features), tokens, torch.tensor([1, 1]))
     assert traces.attention is not None
     assert traces.sentinel is not None
-    for row, said in enumerate(found):
-        for place, look in enumerate(said):
-            assert look.weights.flatten() == pytest.approx(traces.attention[row, place].tolist(), abs=1e-6)
-            assert look.sentinel == pytest.approx(traces.sentinel[row, place].item(), abs=1e-6)
+    for row, words in enumerate(found):
+        for place, one in enumerate(words):
+            assert one.weights.flatten() == pytest.approx(traces.attention[row, place].tolist(), abs=1e-6)
+            assert one.sentinel == pytest.approx(traces.sentinel[row, place].item(), abs=1e-6)
 
 
-def test_bright_where_it_looked() -> None:
+def test_bright_where_the_attention_is() -> None:
     picture = Image.new("RGB", (90, 60), (200, 100, 50))
     weights = np.zeros((3, 3))
     weights[0, 2] = 0.01  # however little it is
@@ -46,10 +46,12 @@ def test_bright_where_it_looked() -> None:
 
 
 def test_files_of_a_caption(tmp_path: Path) -> None:
-    said = [Look(word, np.eye(2), None if word == "é/ü" else 0.25) for word in ("a", "é/ü", "dog", "x", "y", "z")]
+    words = [
+        WordAttention(word, np.eye(2), None if word == "é/ü" else 0.25) for word in ("a", "é/ü", "dog", "x", "y", "z")
+    ]
     folder = tmp_path / "new" / "0001-dog"
     for _ in range(2):  # a second time it is replaced
-        write_overlays(Image.new("RGB", (1000, 500), "red"), said, folder)
+        write_overlays(Image.new("RGB", (1000, 500), "red"), words, folder)
     names = sorted(path.name for path in folder.iterdir())
     assert names == ["01-a.png", "02-éü.png", "03-dog.png", "04-x.png", "05-y.png", "06-z.png", "sheet.png"]
     assert Image.open(folder / "03-dog.png").size == (SIDE, SIDE // 2)
@@ -65,13 +67,13 @@ def test_captioners_without_a_grid(
     make_captioner: Make, features: torch.Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = make_captioner()
-    with pytest.raises(RecipeError, match="3 regions are no square grid"):
-        looks(model, features[0, :3], ["a house"])
+    with pytest.raises(RecipeError, match="3 regions are not a square grid"):
+        attention_maps(model, features[0, :3], ["a house"])
     traces = model.traces
 
     def blind(*arguments: torch.Tensor) -> Traces:
         return replace(traces(*arguments), attention=None)
 
     monkeypatch.setattr(model, "traces", blind)
-    with pytest.raises(RecipeError, match="does not attend to regions"):
-        looks(model, features[0], ["a house"])
+    with pytest.raises(RecipeError, match="has no attention over regions"):
+        attention_maps(model, features[0], ["a house"])

@@ -13,7 +13,7 @@ from support import naive_decoding as naive
 from tellapart.captioners.base import Captioner
 from tellapart.data.features import FeatureStore
 from tellapart.data.records import Dataset
-from tellapart.decoding.base import Caption, without_repeats
+from tellapart.decoding.base import Caption, remove_repeats
 from tellapart.decoding.constraints import forbid
 from tellapart.decoding.search import beam_search, decode, decode_rows, decode_store, n_best
 from tellapart.decoding.settings import DecodingSettings
@@ -104,7 +104,7 @@ def test_groups_without_diversity_all_find_what_a_beam_finds(make_sharp: Make, f
     assert [[one.caption for one in said] for said in same] == [[one.caption] * 3 for one in plain]
 
 
-def test_groups_keep_apart(make_sharp: Make, features: torch.Tensor) -> None:
+def test_groups_are_diverse(make_sharp: Make, features: torch.Tensor) -> None:
     model = make_sharp(seed=3)
     for said in n_best(
         model, features, DecodingSettings(method="diverse", beam=4, diversity=100, samples=4, max_words=6)
@@ -173,7 +173,7 @@ def test_stopping_early_changes_nothing(make_sharp: Make, features: torch.Tensor
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_images_do_not_disturb_each_other(make_any: Make, features: torch.Tensor, kind: str) -> None:
+def test_captions_are_independent_of_batch_composition(make_any: Make, features: torch.Tensor, kind: str) -> None:
     model, settings = make_any(seed=4), settings_of(kind)
     together = decode(model, features, settings)
     alone = [decode(model, features[i : i + 1], settings, [i])[0] for i in (2, 0, 1)]
@@ -188,7 +188,7 @@ def test_no_images_no_captions(make_any: Make, features: torch.Tensor, kind: str
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_prefix_is_never_run_again_and_what_ended_leaves(
+def test_one_step_for_each_word_and_ended_captions_leave_the_batch(
     make_any: Make, features: torch.Tensor, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, settings = make_any(seed=4), settings_of(kind, remove_repeats=False)
@@ -238,7 +238,7 @@ def test_a_caption_that_never_ends_is_cut_and_says_so(make_captioner: Make, feat
     assert all(len({one.caption for one in said}) == 3 for said in beam)
 
 
-def test_unknown_is_never_said(make_captioner: Make, features: torch.Tensor) -> None:
+def test_unknown_is_never_generated(make_captioner: Make, features: torch.Tensor) -> None:
     model = make_captioner(seed=2)
     with torch.no_grad():
         model.predict.bias[UNKNOWN] = 20.0
@@ -259,10 +259,10 @@ def test_captions_are_as_long_as_asked_for(make_sharp: Make, features: torch.Ten
 
 def test_repeats_are_removed() -> None:
     tokens = torch.tensor([[5, 5, 6, 5, 0], [7, 7, 7, 7, 7], [4, 5, 6, 7, 0]])
-    assert without_repeats(tokens).tolist() == [[5, 6, 5, 0, 0], [7, 0, 0, 0, 0], [4, 5, 6, 7, 0]]
+    assert remove_repeats(tokens).tolist() == [[5, 6, 5, 0, 0], [7, 0, 0, 0, 0], [4, 5, 6, 7, 0]]
 
 
-def test_what_loses_a_word_is_still_the_models(make_captioner: Make, features: torch.Tensor) -> None:
+def test_captions_that_lose_a_word_are_scored_again(make_captioner: Make, features: torch.Tensor) -> None:
     model = make_captioner(seed=2)
     with torch.no_grad():
         model.predict.bias[4] = 3.0  # "a a a"
@@ -273,12 +273,12 @@ def test_what_loses_a_word_is_still_the_models(make_captioner: Make, features: t
         assert not any("a a" in one.caption for said in short for one in said)
 
 
-def test_what_no_caption_can_satisfy(make_captioner: Make, features: torch.Tensor) -> None:
+def test_impossible_settings(make_captioner: Make, features: torch.Tensor) -> None:
     model = make_captioner(words=Vocabulary(("a",)))
     for method in ("beam", "diverse", "sample"):
         with pytest.raises(RecipeError, match="lower min_words"):
             decode(model, features, DecodingSettings(method=method, min_words=3, block_repeats=True))
-    with pytest.raises(RecipeError, match=r"decoding\.min_words: 20 words .* at most 18"):
+    with pytest.raises(RecipeError, match=r"decoding\.min_words: 20 .* limit of 18 words"):
         decode(model, features, DecodingSettings(min_words=20, max_words=30))
 
 

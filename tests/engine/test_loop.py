@@ -57,7 +57,7 @@ def train(
     negatives = negatives if negatives is not None else 2 if isinstance(objective, Contrastive) else 0
     sources = [BatchSource(*data, split, 4, None, negatives, seed=7) for split in ("train", "val")]
     chosen = TrainingSettings(**{"steps": 7, "learning_rate": 0.01, "log_every": 1, "validate_every": 3, **settings})
-    loop.train(objective, *sources, chosen, 7, folder, "test", measure=measure)
+    loop.Trainer(objective, *sources, chosen, 7, folder, measure=measure).run("test")
 
 
 def rows_of(run: Path, split: str) -> list[dict[str, Any]]:
@@ -218,7 +218,7 @@ def measured(figures: list[float]) -> Callable[[], dict[str, float]]:
     return lambda: {"CIDEr": next(given)}
 
 
-def test_the_best_by_any_figure_and_no_more_patience(tiny_data: Data, make_captioner: Make, tmp_path: Path) -> None:
+def test_best_by_any_figure_and_early_stopping(tiny_data: Data, make_captioner: Make, tmp_path: Path) -> None:
     run = tmp_path / "run"
     chosen = {"monitor": "CIDEr", "monitor_best": "highest", "patience": 2, "keep": "best", "validate_every": 1}
     # The first figure is asked for before the training, to know the name.
@@ -243,7 +243,7 @@ def test_patience_is_remembered_over_a_stop(tiny_data: Data, make_captioner: Mak
     assert lengths("resumed", straight - 1, 30) == straight
 
 
-def test_a_figure_that_does_not_exist(tiny_data: Data, make_captioner: Make, tmp_path: Path) -> None:
+def test_unknown_monitor(tiny_data: Data, make_captioner: Make, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"there is no validation figure 'CIDER'; there are: loss"):
         train(
             objective_of("likelihood", make_captioner),
@@ -458,7 +458,7 @@ def test_learning_rate_schedules() -> None:
 
 
 @pytest.mark.parametrize("keep", ["best", "last"])
-def test_without_a_step_the_model_is_measured_and_kept_as_it_comes(
+def test_zero_steps_measures_and_keeps_the_initial_model(
     keep: str, tiny_data: Data, make_captioner: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, measure = tmp_path / "run", lambda: {"CIDEr": 0.5}

@@ -137,9 +137,9 @@ def test_word_vectors_are_part_of_what_a_run_is_made_from(place: Path, tmp_path:
     arguments = (place / "ranking.yaml", f"retriever.word_vectors={words}", "training.steps=1")
     train(*arguments, out=tmp_path / "run")
     words.write_text("a 6 5 4 3 2 1\n")
-    with pytest.raises(RunError, match=r"holds a run of something else \(changed: files\)"):
+    with pytest.raises(RunError, match=r"holds another run \(changed: files\)"):
         train(*arguments, out=tmp_path / "run")
-    with pytest.raises(RecipeError, match=r"retriever\.word_vectors: '.*none\.txt' is no file"):
+    with pytest.raises(RecipeError, match=r"retriever\.word_vectors: '.*none\.txt' is not a file"):
         train(place / "ranking.yaml", f"retriever.word_vectors={tmp_path / 'none.txt'}", out=tmp_path / "other")
 
 

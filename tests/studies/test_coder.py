@@ -249,7 +249,7 @@ def test_runs_that_cannot_be_used_fail_before_training(
     monkeypatch.setattr("tellapart.studies.run.run_recipe", train)
     with pytest.raises(RecipeError, match="--use codr: coder-table2 has no such arm; did you mean 'coder"):
         studying("coder-table2", use={"codr": place})
-    with pytest.raises(RunError, match="this is no run folder"):
+    with pytest.raises(RunError, match="this is not a run folder"):
         studying("coder-table2", use={"coder": place / "nowhere"})
     used = table2.row("coder").seeds[0].run.folder
     with pytest.raises(RecipeError, match=r"--use adaptive-mle: .* trained a retriever, but cl-table4 compares capt"):

@@ -42,7 +42,7 @@ def train(objective: Objective, folder: Path, rate: float = 0.01, precision: str
         BatchSource(*make_data(), split, 5, None, 2, None, 1, 7, *place, parts)
         for split, parts in (("train", chosen.accumulate), ("val", 1))
     ]
-    loop.train(objective, *sources, chosen, 7, folder, "test", fabric)
+    loop.Trainer(objective, *sources, chosen, 7, folder, fabric).run("test")
 
 
 def stop_after(objective: Objective, steps: int) -> None:

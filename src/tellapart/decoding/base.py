@@ -1,4 +1,4 @@
-"""What all ways of decoding share: what they ask of a captioner, and how token rows become captions."""
+"""Shared by all decoding methods: the captioner's interface, and the step from token rows to captions."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class Caption:
     """One generated caption.
 
     Attributes:
-        caption: the words.
-        log_prob: ln p(caption | image) of the model itself, with the end token if it ended.
-        ended: whether the model itself ended it; otherwise it ran into the length limit.
+        caption: the text.
+        log_prob: the model's ln p(caption | image), with the end token if it ended.
+        ended: whether the model ended it; otherwise it was cut at the length limit.
     """
 
     caption: str
@@ -32,7 +32,7 @@ class Caption:
 
 
 class Decodable(Protocol):
-    """The part of the captioner contract that decoding and scoring use: of a `Captioner`, or an `Ensemble` of them."""
+    """The part of a `Captioner` that decoding and scoring use; an `Ensemble` has it too."""
 
     @property
     def name(self) -> str: ...
@@ -59,15 +59,15 @@ class Decodable(Protocol):
 
 
 @dataclass(frozen=True)
-class Found:
-    """Generated captions as columns, one entry a caption, in no particular order.
+class Decoded:
+    """Generated captions as columns, one entry for each caption, in any order.
 
     Attributes:
-        image: the image it is about, by its place in the batch, `[captions]`.
-        rank: its place among the captions of its image that it is compared with (its group's, in a diverse beam).
-        tokens: its words, then padding, `[captions, longest]`.
-        log_prob: the model's own.
-        ended: whether the end token was said; then it is in `log_prob`.
+        image: index of the image in the batch, `[captions]`.
+        rank: rank among the captions of the same image (and of the same group in a diverse beam).
+        tokens: words, then padding, `[captions, longest]`.
+        log_prob: the model's ln p, with the end token if it ended.
+        ended: whether it has an end token.
     """
 
     image: torch.Tensor
@@ -76,40 +76,39 @@ class Found:
     log_prob: torch.Tensor
     ended: torch.Tensor
 
-    def at(self, chosen: torch.Tensor) -> Found:
-        return Found(*(column[chosen] for column in vars(self).values()))
+    def at(self, chosen: torch.Tensor) -> Decoded:
+        return Decoded(*(column[chosen] for column in vars(self).values()))
 
     @staticmethod
-    def join(parts: Sequence[Found]) -> Found:
-        return Found(*(torch.cat(columns) for columns in zip(*(vars(part).values() for part in parts), strict=True)))
+    def join(parts: Sequence[Decoded]) -> Decoded:
+        return Decoded(*(torch.cat(columns) for columns in zip(*(vars(part).values() for part in parts), strict=True)))
 
 
-def most_words(captioner: Decodable, settings: DecodingSettings) -> int:
-    """The length limit: the settings', or the vocabulary's own, since nothing longer could be scored again."""
+def length_limit(captioner: Decodable, settings: DecodingSettings) -> int:
+    """Most words in a caption: `settings.max_words`, or less if the captioner cannot score captions that long."""
     longest = min(settings.max_words, captioner.vocabulary.max_words)
     if settings.min_words > longest:
         raise RecipeError(
-            f"decoding.min_words: {settings.min_words} words are asked for, but this captioner says at most {longest}; "
-            "lower it"
+            f"decoding.min_words: {settings.min_words} is more than this captioner's limit of {longest} words; lower it"
         )
     return longest
 
 
-def normalised(log_prob: torch.Tensor, tokens: torch.Tensor | int, length_penalty: float) -> torch.Tensor:
-    """A caption's score: ln p / tokens^length_penalty. 0 leaves ln p as it is; 1 is the mean over tokens.
+def normalise(log_prob: torch.Tensor, tokens: torch.Tensor | int, length_penalty: float) -> torch.Tensor:
+    """A caption's score: ln p / tokens^length_penalty, so 0 gives ln p and 1 its mean over tokens.
 
     Args:
         log_prob: ln p(caption | image).
-        tokens: how many tokens it is made of, the end token among them.
-        length_penalty: larger ones favour longer captions.
+        tokens: number of tokens, with the end token.
+        length_penalty: larger values favour longer captions.
     """
     return log_prob if length_penalty == 0 else log_prob / torch.as_tensor(tokens).clamp(min=1) ** length_penalty
 
 
-def without_repeats(tokens: torch.Tensor) -> torch.Tensor:
-    """Token rows without the tokens that equal the one before them; padding fills the end.
+def remove_repeats(tokens: torch.Tensor) -> torch.Tensor:
+    """Remove tokens that equal the one before; padding fills the rows up.
 
-    >>> without_repeats(torch.tensor([[5, 5, 6, 5, 0], [7, 7, 7, 0, 0]]))
+    >>> remove_repeats(torch.tensor([[5, 5, 6, 5, 0], [7, 7, 7, 0, 0]]))
     tensor([[5, 6, 5, 0, 0],
             [7, 0, 0, 0, 0]])
     """
@@ -120,27 +119,27 @@ def without_repeats(tokens: torch.Tensor) -> torch.Tensor:
 
 
 def make_captions(
-    captioner: Decodable, memory: Any, images: int, found: Found, settings: DecodingSettings
+    captioner: Decodable, memory: Any, images: int, decoded: Decoded, settings: DecodingSettings
 ) -> list[list[Caption]]:
-    """Lists of captions, one list an image: ended ones first, then by falling score; samples as they were drawn.
+    """The captions of each image: ended ones first, then by falling score; samples in the order drawn.
 
-    With `remove_repeats`, captions that lose a word are scored again, so that `log_prob` is that of what is said.
+    With `remove_repeats`, captions that lose a word are scored again, so that `log_prob` fits the caption.
     """
     if settings.remove_repeats:
-        shorter = without_repeats(found.tokens)
-        changed = (shorter != found.tokens).any(dim=1).nonzero().squeeze(1)
-        log_prob = found.log_prob.clone()
+        shorter = remove_repeats(decoded.tokens)
+        changed = (shorter != decoded.tokens).any(dim=1).nonzero().squeeze(1)
+        log_prob = decoded.log_prob.clone()
         if len(changed):
-            whole = _with_end(shorter[changed], found.ended[changed])
-            log_prob[changed] = captioner.log_prob(memory, whole, found.image[changed])
-        found = Found(found.image, found.rank, shorter, log_prob, found.ended)
-    lengths = (found.tokens != PAD).sum(dim=1) + found.ended
-    scores = normalised(found.log_prob, lengths, settings.length_penalty)
+            whole = _with_end(shorter[changed], decoded.ended[changed])
+            log_prob[changed] = captioner.log_prob(memory, whole, decoded.image[changed])
+        decoded = Decoded(decoded.image, decoded.rank, shorter, log_prob, decoded.ended)
+    lengths = (decoded.tokens != PAD).sum(dim=1) + decoded.ended
+    scores = normalise(decoded.log_prob, lengths, settings.length_penalty)
     columns = zip(
-        found.image.tolist(),
-        found.rank.tolist(),
+        decoded.image.tolist(),
+        decoded.rank.tolist(),
         (-scores).tolist(),
-        map(Caption, captioner.detokenize(found.tokens), found.log_prob.tolist(), found.ended.tolist()),
+        map(Caption, captioner.detokenize(decoded.tokens), decoded.log_prob.tolist(), decoded.ended.tolist()),
         strict=True,
     )
     listed: list[list[tuple[int, bool, float, Caption]]] = [[] for _ in range(images)]
@@ -150,21 +149,20 @@ def make_captions(
 
 
 def _in_order(candidates: list[tuple[int, bool, float, Caption]], settings: DecodingSettings) -> list[Caption]:
-    """The captions of one image that are asked for, in their order; each is (rank, cut, cost, caption)."""
+    """The best captions of one image in their order; a candidate is (rank, cut, cost, caption)."""
     if not candidates:
         raise RecipeError(
-            "decoding: the vocabulary has too few words for a caption under these settings; lower min_words or allow "
-            "repeats and unknown words"
+            "decoding: no caption is possible under these settings; lower min_words or allow repeats and unknown words"
         )
     if settings.method == "sample":
         return [caption for _, _, _, caption in sorted(candidates, key=lambda one: one[0])]
-    # The best of every group come before the second best of any.
+    # The best captions of all groups come before any second best.
     chosen = sorted(candidates, key=lambda one: one[:3])[: settings.samples]
     return [caption for _, _, _, caption in sorted(chosen, key=lambda one: one[1:3])]
 
 
 def _with_end(tokens: torch.Tensor, ended: torch.Tensor) -> torch.Tensor:
-    """Words and padding -> words, the end token where the caption ended, padding."""
+    """Add the end token to the captions that ended."""
     rows = torch.cat([tokens, tokens.new_full((len(tokens), 1), PAD)], dim=1)
     length = (tokens != PAD).sum(dim=1)
     rows[ended.nonzero().squeeze(1), length[ended]] = END

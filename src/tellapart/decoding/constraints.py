@@ -1,4 +1,4 @@
-"""What may not be said: one rule for all ways of decoding."""
+"""Tokens that the decoding settings forbid."""
 
 from __future__ import annotations
 
@@ -9,15 +9,12 @@ from tellapart.text import END, UNKNOWN
 
 
 def forbid(log_probs: torch.Tensor, before: torch.Tensor, words: int, settings: DecodingSettings) -> torch.Tensor:
-    """Set to -inf what the settings rule out; everything else stays the model's own ln p.
-
-    The rows just came from `step` and belong to the caller, so they are written in place: a copy would be one more
-    pass over the vocabulary for every word.
+    """Set the log probabilities of forbidden tokens to -inf, in place.
 
     Args:
-        log_probs: `[rows, vocabulary]`, changed in place.
+        log_probs: `[rows, vocabulary]`.
         before: the last token of each row, `[rows]`.
-        words: how many words every row has said.
+        words: number of words in each row so far.
         settings: `block_unknown`, `block_repeats`, `min_words`.
 
     Example:

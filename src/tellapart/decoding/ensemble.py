@@ -1,4 +1,4 @@
-"""Several captioners as one: the mean of their probabilities."""
+"""Ensembles of captioners: the mean of their word probabilities."""
 
 from __future__ import annotations
 
@@ -23,17 +23,16 @@ class EnsembleSettings(Section):
 
 
 class Ensemble(nn.Module):
-    """The mean of captioners' probabilities, word by word.
+    """The mean of several captioners' probabilities, word by word.
 
-    It decodes, scores and ranks wherever a captioner does: as a model to caption with, as a frozen reference in a
-    training, and as a judge of captions.
+    It can replace a captioner in decoding, in scoring, as a frozen reference and as a judge.
 
     ::
 
         p(w | w_1…w_t₋₁, I) = 1/M Σ_m p_m(w | w_1…w_t₋₁, I)
 
     Args:
-        captioners: at least one, of the same vocabulary and the same image features, in eval mode.
+        captioners: at least one, with the same vocabulary and image features, in eval mode.
 
     Example:
         >>> both = Ensemble([load_captioner("runs/one"), load_captioner("runs/two")])   # doctest: +SKIP
@@ -42,7 +41,7 @@ class Ensemble(nn.Module):
 
     def __init__(self, captioners: Sequence[Captioner]) -> None:
         if not captioners:
-            raise RecipeError("an ensemble needs at least one captioner; name a model")
+            raise RecipeError("an ensemble needs at least one captioner; give a model")
         super().__init__()
         self.captioners: Sequence[Captioner] = nn.ModuleList(captioners)  # type: ignore[assignment]
         first = captioners[0]
@@ -51,7 +50,7 @@ class Ensemble(nn.Module):
             if other.encoder != first.encoder:
                 raise RecipeError(
                     f"ensemble: captioner {number} reads features of {other.encoder.name}, the first reads "
-                    f"{first.encoder.name} (or another version of it); take captioners trained on the same features"
+                    f"{first.encoder.name} (or another version of it); use captioners trained on the same features"
                 )
 
     kind = "captioner"
@@ -101,7 +100,7 @@ class Ensemble(nn.Module):
     def log_prob(
         self, memory: list[Any], tokens: torch.Tensor, image_of_row: torch.Tensor, per_token: bool = False
     ) -> torch.Tensor:
-        """ln p(caption | image) under the mean of each word's probabilities; see `Captioner.log_prob`."""
+        """ln p(caption | image) under the mean probability of each word; see `Captioner.log_prob`."""
         scores = _mean(
             [
                 one.log_prob(own, tokens, image_of_row, per_token=True)
@@ -111,7 +110,7 @@ class Ensemble(nn.Module):
         return scores if per_token else scores.sum(dim=1)
 
     def traces(self, memory: list[Any], tokens: torch.Tensor, image_of_row: torch.Tensor) -> Traces:
-        """The layers of all members, and the mean attention of those that attend."""
+        """The layers of all members, and the mean of their attention maps, if any."""
         traces = [one.traces(own, tokens, image_of_row) for one, own in zip(self.captioners, memory, strict=True)]
         maps = [one.attention for one in traces if one.attention is not None]
         layers = tuple(layer for one in traces for layer in one.layers)
@@ -140,6 +139,6 @@ def _check_vocabulary(first: Vocabulary, other: Vocabulary, number: int) -> None
         shown = [repr(found[0]) if found else "nothing" for found in words]
         different = f"has {shown[1]} where the first has {shown[0]} (word {place} of {len(other)} and {len(first)})"
     raise RecipeError(
-        f"ensemble: captioner {number} {different}; words can only be averaged over one vocabulary, so take captioners "
-        "trained on the same data with the same text settings"
+        f"ensemble: captioner {number} {different}; an ensemble needs one vocabulary; use captioners trained on the "
+        "same data with the same text settings"
     )

@@ -1,4 +1,4 @@
-"""Ancestral sampling: every word is drawn from p(word | words before, image)."""
+"""Ancestral sampling: each word is drawn from p(word | words before, image)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from tellapart.decoding.base import Caption, Decodable, Found, make_captions, most_words
+from tellapart.decoding.base import Caption, Decodable, Decoded, length_limit, make_captions
 from tellapart.decoding.constraints import forbid
 from tellapart.decoding.settings import DecodingSettings
 from tellapart.errors import RecipeError
@@ -18,27 +18,27 @@ from tellapart.text import END, PAD, START
 def sample(
     captioner: Decodable, features: torch.Tensor, settings: DecodingSettings, numbers: Sequence[int] | None = None
 ) -> list[list[Caption]]:
-    """Captions drawn from the model, `settings.samples` for each image, independent of each other.
+    """Draw `settings.samples` independent captions of each image.
 
-    All captions of all images advance together, one `step` a word; those that have ended leave the batch. `log_prob`
-    is the model's own ln p of what was drawn, not that of the sharpened or cut distribution it was drawn from. After
-    `max_words` words a caption may still end; one that does not is cut.
+    All captions of all images advance together, one `step` for each word; captions that have ended leave the batch.
+    `log_prob` is the model's ln p, without temperature, `top_k` and `top_p`. After `max_words` words a caption may
+    still end; otherwise it is cut.
 
-    Chance comes as one number for each word, from a generator of the image's own, seeded by (seed, number): an image's
-    samples depend neither on the other images nor on where it stands among them.
+    Each image has its own random generator, seeded by (seed, number), so its samples are independent of batch
+    composition.
 
     Args:
         captioner: any captioner or `Ensemble`, in eval mode.
         features: `[images, regions, width]`.
-        settings: `samples`, `temperature`, `top_k`, `top_p`, `seed` and the limits on what is said.
-        numbers: what names each image; by default its place in `features`.
+        settings: `samples`, `temperature`, `top_k`, `top_p`, `seed` and the limits on words.
+        numbers: seed of each image; by default its index in `features`.
     """
-    images, longest, device = len(features), most_words(captioner, settings), features.device
+    images, longest, device = len(features), length_limit(captioner, settings), features.device
     numbers = range(images) if numbers is None else numbers
-    chance = torch.from_numpy(_chance(settings, numbers, longest + 1)).to(device)
+    chance = torch.from_numpy(_uniform(settings, numbers, longest + 1)).to(device)
     memory = captioner.encode(features)
     image = torch.arange(images, device=device).repeat_interleave(settings.samples)
-    said = torch.full((len(image), longest), PAD, device=device)
+    words = torch.full((len(image), longest), PAD, device=device)
     log_prob = torch.zeros(len(image), device=device)
     ended = torch.zeros(len(image), dtype=torch.bool, device=device)
 
@@ -60,26 +60,26 @@ def sample(
         ends = token == END
         ended[running] = ends
         if length == longest:
-            gained = gained * ends  # a word beyond the limit is not said
+            gained = gained * ends  # a word beyond the limit does not count
         log_prob[running] += gained
-        running, going_on = running[~ends], (~ends).nonzero().squeeze(1)
+        running, unfinished = running[~ends], (~ends).nonzero().squeeze(1)
         if length == longest or not len(running):
             break
-        token = token[going_on]
-        said[running, length] = token
-        state = captioner.select(state, going_on)
+        token = token[unfinished]
+        words[running, length] = token
+        state = captioner.select(state, unfinished)
     rank = torch.arange(settings.samples, device=device).repeat(images)
-    return make_captions(captioner, memory, images, Found(image, rank, said, log_prob, ended), settings)
+    return make_captions(captioner, memory, images, Decoded(image, rank, words, log_prob, ended), settings)
 
 
 def draw(log_probs: torch.Tensor, chance: torch.Tensor, settings: DecodingSettings) -> torch.Tensor:
-    """A word for each row: the one at which the distribution's running sum passes `chance`.
+    """Draw a word for each row: the one at which the cumulative distribution passes `chance`.
 
-    The distribution is p^(1 / temperature), normalised; of it the `top_k` likeliest words; of these, normalised, the
-    fewest likeliest whose mass reaches `top_p` (nucleus sampling, Holtzman et al. 2020).
+    The distribution is p^(1 / temperature), normalised. `top_k` keeps its likeliest words; `top_p` keeps the fewest
+    likeliest words whose normalised mass reaches it (nucleus sampling, Holtzman et al. 2020).
 
     Args:
-        log_probs: `[rows, vocabulary]`, -inf for what is ruled out.
+        log_probs: `[rows, vocabulary]`, -inf for forbidden words.
         chance: `[rows]`, uniform in [0, 1).
         settings: `temperature`, `top_k`, `top_p`.
 
@@ -98,17 +98,17 @@ def draw(log_probs: torch.Tensor, chance: torch.Tensor, settings: DecodingSettin
         weights, word = weights.topk(min(settings.top_k or weights.shape[1], weights.shape[1]), dim=1)
     reached = weights.cumsum(dim=1)
     if settings.top_p is not None:
-        # A word stays if those before it do not reach the mass yet; so the first one always does.
+        # A word is kept if the likelier ones do not reach the mass; the first is always kept.
         weights = weights * (reached - weights < settings.top_p * reached[:, -1:])
         reached = weights.cumsum(dim=1)
-    # Rounding must not carry the goal past the last word that has any weight.
+    # Rounding must not move the goal past the last word with weight.
     goal = chance.clamp(max=1 - torch.finfo(reached.dtype).eps) * reached[:, -1]
     place = torch.searchsorted(reached, goal[:, None], right=True).clamp(max=weights.shape[1] - 1)
     return (place if word is None else word.gather(1, place)).squeeze(1)
 
 
-def _chance(settings: DecodingSettings, numbers: Sequence[int], steps: int) -> np.ndarray:
-    """Uniform numbers `[images * samples, steps]`, each image's from its own generator."""
+def _uniform(settings: DecodingSettings, numbers: Sequence[int], steps: int) -> np.ndarray:
+    """Uniform random numbers `[images * samples, steps]`, from one generator for each image."""
     drawn = [
         np.random.default_rng((settings.seed, number)).random((settings.samples, steps), dtype=np.float32)
         for number in numbers

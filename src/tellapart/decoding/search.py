@@ -1,4 +1,4 @@
-"""Batched beam search, plain and diverse, and the one entry to all ways of decoding. A beam of one is greedy."""
+"""Batched beam search, plain and diverse, and `decode` for all methods. A beam of one is greedy."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from tellapart.data.features import FeatureStore
-from tellapart.decoding.base import Caption, Decodable, Found, make_captions, most_words, normalised
+from tellapart.decoding.base import Caption, Decodable, Decoded, length_limit, make_captions, normalise
 from tellapart.decoding.constraints import forbid
 from tellapart.decoding.sampling import sample
 from tellapart.decoding.settings import DecodingSettings
@@ -16,7 +16,7 @@ from tellapart.text import END, PAD, START
 
 __all__ = ["BLOCK", "Caption", "beam_search", "decode", "decode_rows", "decode_store", "n_best"]
 
-# Images decoded at once, and captions under way at once: enough to keep a processor busy, few enough for its memory.
+# Largest numbers of images and of captions decoded at once: fast enough, with little memory.
 BLOCK = 64
 ROWS = 1024
 
@@ -24,16 +24,16 @@ ROWS = 1024
 def decode(
     captioner: Decodable, features: torch.Tensor, settings: DecodingSettings, numbers: Sequence[int] | None = None
 ) -> list[list[Caption]]:
-    """Captions of each image by the method the settings name, `settings.samples` of them.
+    """Caption each image by `settings.method`, `settings.samples` captions each.
 
-    A beam gives the best first; samples come in the order drawn. `log_prob` is always the model's own ln p of what is
-    said, whatever the method.
+    A beam gives the best caption first; samples come in the order drawn. `log_prob` is always the model's ln p of the
+    caption.
 
     Args:
         captioner: any captioner or `Ensemble`, in eval mode.
         features: `[images, regions, width]`.
         settings: the decoding section of a recipe.
-        numbers: what names each image to the sampler (by default its place here): with the same number and seed an
+        numbers: for sampling, the seed of each image; by default its index. With the same number and settings an
             image has the same samples in any batch.
 
     Example:
@@ -60,7 +60,7 @@ def decode_store(
     settings: DecodingSettings,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> list[list[Caption]]:
-    """All the captions of these rows of a feature store (see `decode`), a block of images at a time."""
+    """Caption these rows of a feature store, a block of images at a time; see `decode`."""
     captions: list[list[Caption]] = []
     for start in range(0, len(rows), BLOCK):
         block = rows[start : start + BLOCK]
@@ -79,12 +79,12 @@ def decode_rows(
     on_progress: Callable[[int, int], None] | None = None,
 ) -> list[Caption]:
     """One caption for each of these rows of a feature store: the best of the beam, or the first sample."""
-    return [said[0] for said in decode_store(captioner, store, rows, settings, on_progress)]
+    return [captions[0] for captions in decode_store(captioner, store, rows, settings, on_progress)]
 
 
 def beam_search(captioner: Decodable, features: torch.Tensor, settings: DecodingSettings) -> list[Caption]:
     """The best caption found for each image; see `n_best`."""
-    return [said[0] for said in n_best(captioner, features, settings)]
+    return [captions[0] for captions in n_best(captioner, features, settings)]
 
 
 @torch.no_grad()
@@ -93,34 +93,34 @@ def n_best(
 ) -> list[list[Caption]]:
     """The best captions found for each image, `settings.samples` of them, by ln p / tokens^length_penalty.
 
-    All images and beams advance together, one `step` a word; the prefix is never run again, and the first word, where
-    the beams do not differ yet, is looked for once an image. A caption ends when its end token is among the image's
-    `beam` best continuations. Captions cut at the length limit come after all that ended.
+    All images and beams advance together, one `step` for each word. The first word is searched once for each image,
+    since its beams do not differ yet. A caption ends when its end token is among the image's `beam` best
+    continuations. Captions cut at the length limit come after those that ended.
 
-    Log probabilities only fall, so ln p now, divided as for the longest caption, is the most that a running caption
-    can reach. One that cannot enter its image's list any more leaves the batch (in a diverse beam it stays as long as
-    its image does: later groups avoid its words). The captions found are the same.
+    Log probabilities only fall, so ln p so far, normalised for the longest caption, is an upper bound of a caption's
+    score. Captions that can no longer enter the list of their image are pruned. In a diverse beam all captions of an
+    image stay until all can be pruned, since later groups avoid their words. Pruning does not change the result.
 
-    **Diverse** (Vijayakumar et al. 2018, "Diverse beam search"): the beam is cut into groups, one after the other at
-    every word. Group g chooses by the score augmented with the Hamming diversity to the groups before it::
+    **Diverse** (Vijayakumar et al. 2018, "Diverse beam search"): the beam is split into groups, searched one after the
+    other at every word. Group g maximises the score with a Hamming penalty for the words of earlier groups::
 
-        Θ_g(y_1…y_t) = Θ_g(y_1…y_t₋₁) + ln p(y_t | y_1…y_t₋₁, I) - λ |{captions of groups < g that go on with y_t}|
+        Θ_g(y_1…y_t) = Θ_g(y_1…y_t₋₁) + ln p(y_t | y_1…y_t₋₁, I) - λ |{captions of groups < g that continue with y_t}|
 
-    Ended captions are ranked by the model's own ln p, and the best of every group come before the second best of any.
-    The first group is a plain beam search.
+    Ended captions are ranked without the penalty, and the best of all groups come before any second best. The first
+    group is a plain beam search.
 
     Args:
         captioner: any captioner or `Ensemble`, in eval mode.
         features: `[images, regions, width]`.
-        settings: `beam`, `groups`, `diversity`, `length_penalty`, `samples` and the limits on what is said.
-        early_stop: false runs every caption to the length limit, for tests: the captions are the same.
+        settings: `beam`, `groups`, `diversity`, `length_penalty`, `samples` and the limits on words.
+        early_stop: prune; false is for tests.
     """
-    images, longest = len(features), most_words(captioner, settings)
+    images, longest = len(features), length_limit(captioner, settings)
     memory = captioner.encode(features)
     search = _Search.begin(images, longest, settings, features.device)
     state = captioner.start(memory, search.image)
     token = torch.full((images,), START, device=features.device)
-    found: list[Found] = []
+    finished: list[Decoded] = []
     for length in range(longest + 1):
         log_probs, state = captioner.step(state, token)
         forbid(log_probs, token, length, settings)
@@ -128,21 +128,21 @@ def n_best(
             each = search.image.repeat_interleave(settings.group_count)
             log_probs, state = log_probs[each], captioner.select(state, each)
         candidates = search.candidates(log_probs, settings)
-        search = search.end(candidates, length, settings)
+        search = search.collect_ended(candidates, length, settings)
         if length == longest:
             break
-        search, rows = search.go_on(candidates, length)
+        search, rows = search.extend(candidates, length)
         if early_stop:
-            search = search.without_the_hopeless(settings)
+            search = search.prune(settings)
         running = search.running > -torch.inf
-        state, token = captioner.select(state, rows[running]), search.said[..., length][running]
-        finished = ~running.flatten(1).any(dim=1)
-        if bool(finished.any()):
-            found.append(search.at(finished).captions())
-            search = search.at(~finished)
+        state, token = captioner.select(state, rows[running]), search.words[..., length][running]
+        done = ~running.flatten(1).any(dim=1)
+        if bool(done.any()):
+            finished.append(search.at(done).captions())
+            search = search.at(~done)
             if not len(token):
                 break
-    return make_captions(captioner, memory, images, Found.join([*found, search.captions()]), settings)
+    return make_captions(captioner, memory, images, Decoded.join([*finished, search.captions()]), settings)
 
 
 @dataclass(frozen=True)
@@ -150,11 +150,11 @@ class _Candidates:
     """The likeliest continuations of each group, `[images, groups, candidates]`, best first.
 
     Attributes:
-        log_prob: the model's own, of the whole caption.
-        penalty: what diversity has cost it so far.
-        caption: the running caption that goes on.
-        word: what it goes on with.
-        width: how many go on; with twice as many candidates, so many are no ends.
+        log_prob: the model's ln p of the whole caption.
+        penalty: sum of its diversity penalties so far.
+        caption: index of the caption that is continued.
+        word: the next word.
+        width: number of captions kept; twice as many candidates always include that many without an end token.
     """
 
     log_prob: torch.Tensor
@@ -166,32 +166,32 @@ class _Candidates:
 
 @dataclass(frozen=True)
 class _Search:
-    """Where the search stands: captions `[images, groups, captions]`, best first; ln p is always the model's own.
+    """The state of the search: captions `[images, groups, captions]`, best first; ln p is without penalties.
 
     Attributes:
-        image: which image each entry of the first dimension is.
-        running: ln p of the captions under way, each a row of the next step; -inf for places nobody holds.
-        penalty: what diversity has cost them.
-        said: their words, `[..., longest]`.
-        score: normalised ln p of ended captions; -inf for free places.
+        image: index of the image of each entry of the first dimension.
+        running: ln p of unfinished captions, each a row of the next step; -inf for empty places.
+        penalty: sum of their diversity penalties.
+        words: their words, `[..., longest]`.
+        score: normalised ln p of ended captions; -inf for empty places.
         ended: their ln p.
-        ended_said: their words.
+        ended_words: their words.
     """
 
     image: torch.Tensor
     running: torch.Tensor
     penalty: torch.Tensor
-    said: torch.Tensor
+    words: torch.Tensor
     score: torch.Tensor
     ended: torch.Tensor
-    ended_said: torch.Tensor
+    ended_words: torch.Tensor
 
     @staticmethod
     def begin(images: int, longest: int, settings: DecodingSettings, device: torch.device) -> _Search:
         groups = settings.group_count
-        handed_over = -(-settings.samples // groups)  # by each group, rounded up
-        free = torch.full((images, groups, handed_over), -torch.inf, device=device)
-        words = torch.full((images, groups, handed_over, longest), PAD, device=device)
+        per_group = -(-settings.samples // groups)  # rounded up
+        free = torch.full((images, groups, per_group), -torch.inf, device=device)
+        words = torch.full((images, groups, per_group, longest), PAD, device=device)
         zero = torch.zeros(images, groups, 1, device=device)
         return _Search(torch.arange(images, device=device), zero, zero, words[:, :, :1], free, free, words)
 
@@ -199,7 +199,7 @@ class _Search:
         return _Search(*(column[images] for column in vars(self).values()))
 
     def candidates(self, log_probs: torch.Tensor, settings: DecodingSettings) -> _Candidates:
-        """The best continuations; the rows of `[rows, vocabulary]` are the captions under way."""
+        """The best continuations, from `[rows, vocabulary]` log probabilities, one row for each running caption."""
         images, groups, captions = self.running.shape
         vocabulary, width = log_probs.shape[1], settings.beam // groups
         running = self.running > -torch.inf
@@ -212,74 +212,74 @@ class _Search:
             log_prob, chosen = own.flatten(2).topk(best, dim=2)
             return _Candidates(log_prob, torch.zeros_like(log_prob), chosen // vocabulary, chosen % vocabulary, width)
         penalty = self.penalty[..., None].expand_as(own).clone()
-        said_before = own.new_zeros(images, vocabulary)
+        used_before = own.new_zeros(images, vocabulary)
         chosen = own.new_zeros(images, groups, best, dtype=torch.long)
-        for group in range(groups):  # each group must know the words of those before it
-            penalty[:, group] += settings.diversity * said_before[:, None]
+        for group in range(groups):  # in order: a group avoids the words of earlier groups
+            penalty[:, group] += settings.diversity * used_before[:, None]
             score, chosen[:, group] = (own[:, group] - penalty[:, group]).flatten(1).topk(best, dim=1)
             word = chosen[:, group] % vocabulary
-            goes_on = _first_words(word, width)
-            counted = (score.gather(1, goes_on) > -torch.inf).to(own.dtype)
-            said_before.scatter_add_(1, word.gather(1, goes_on), counted)
+            kept = _first_words(word, width)
+            counted = (score.gather(1, kept) > -torch.inf).to(own.dtype)
+            used_before.scatter_add_(1, word.gather(1, kept), counted)
         log_prob, cost = (values.flatten(2).gather(2, chosen) for values in (own, penalty))
         return _Candidates(log_prob, cost, chosen // vocabulary, chosen % vocabulary, width)
 
-    def end(self, candidates: _Candidates, length: int, settings: DecodingSettings) -> _Search:
-        """Take the captions that end after `length` words into the lists of the best."""
-        # The candidates after the first `width` are there to go on in the place of those that end.
+    def collect_ended(self, candidates: _Candidates, length: int, settings: DecodingSettings) -> _Search:
+        """Add the captions that end after `length` words to the lists of the best."""
+        # Candidates after the first `width` only replace those that end.
         first = slice(0, candidates.width)
         log_prob, word = candidates.log_prob[..., first], candidates.word[..., first]
         log_prob = log_prob.masked_fill(word != END, -torch.inf)
-        scores = torch.cat([self.score, normalised(log_prob, length + 1, settings.length_penalty)], dim=2)
+        scores = torch.cat([self.score, normalise(log_prob, length + 1, settings.length_penalty)], dim=2)
         score, kept = scores.topk(self.score.shape[2], dim=2)
         ended = torch.cat([self.ended, log_prob], dim=2).gather(2, kept)
-        words = torch.cat([self.ended_said, _pick(self.said, candidates.caption[..., first])], dim=2)
-        return replace(self, score=score, ended=ended, ended_said=_pick(words, kept))
+        words = torch.cat([self.ended_words, _pick(self.words, candidates.caption[..., first])], dim=2)
+        return replace(self, score=score, ended=ended, ended_words=_pick(words, kept))
 
-    def go_on(self, candidates: _Candidates, length: int) -> tuple[_Search, torch.Tensor]:
-        """Say the next word; also, for each caption, the row of the last step that it goes on from."""
+    def extend(self, candidates: _Candidates, length: int) -> tuple[_Search, torch.Tensor]:
+        """Add the next words; also returns, for each caption, the row of the last step that it continues."""
         order = _first_words(candidates.word, candidates.width)
         caption, word, running, penalty = (
             column.gather(2, order)
             for column in (candidates.caption, candidates.word, candidates.log_prob, candidates.penalty)
         )
-        said = _pick(self.said, caption)
-        said[..., length] = word
+        words = _pick(self.words, caption)
+        words[..., length] = word
         row = (self.running > -torch.inf).flatten().cumsum(0).view(self.running.shape) - 1
         running = running.masked_fill(word == END, -torch.inf)
-        return replace(self, running=running, penalty=penalty, said=said), row.gather(2, caption)
+        return replace(self, running=running, penalty=penalty, words=words), row.gather(2, caption)
 
-    def without_the_hopeless(self, settings: DecodingSettings) -> _Search:
-        """Let go of the running captions that cannot enter the lists any more."""
-        reachable = normalised(self.running, self.said.shape[3] + 1, settings.length_penalty)
-        hopeless = reachable <= self.score[..., -1:]
-        if settings.group_count > 1:  # what a group says matters to those after it: all of an image go, or none
-            hopeless = hopeless.all(dim=2, keepdim=True).all(dim=1, keepdim=True)
-        return replace(self, running=self.running.masked_fill(hopeless, -torch.inf))
+    def prune(self, settings: DecodingSettings) -> _Search:
+        """Drop running captions that can no longer enter the lists of the best."""
+        bound = normalise(self.running, self.words.shape[3] + 1, settings.length_penalty)
+        dropped = bound <= self.score[..., -1:]
+        if settings.group_count > 1:  # later groups avoid the words of earlier ones: drop all of an image, or none
+            dropped = dropped.all(dim=2, keepdim=True).all(dim=1, keepdim=True)
+        return replace(self, running=self.running.masked_fill(dropped, -torch.inf))
 
-    def captions(self) -> Found:
-        """The lists of the best; where fewer have ended than are asked for, what still runs fills the places."""
+    def captions(self) -> Decoded:
+        """The lists of the best; if too few have ended, running captions fill the lists."""
         places = self.score.shape[2]
         log_prob = torch.cat([self.ended, self.running], dim=2)
-        said = torch.cat([self.ended_said, self.said], dim=2)
+        words = torch.cat([self.ended_words, self.words], dim=2)
         # Ended ones come first, each kind in its own order.
         taken = torch.argsort((log_prob == -torch.inf).int(), dim=2, stable=True)[..., :places]
         log_prob = log_prob.gather(2, taken)
         there = log_prob > -torch.inf
-        return Found(
+        return Decoded(
             image=self.image[:, None, None].expand_as(there)[there],
             rank=torch.arange(places, device=there.device).expand_as(there)[there],
-            tokens=_pick(said, taken)[there],
+            tokens=_pick(words, taken)[there],
             log_prob=log_prob[there],
             ended=(taken < places)[there],
         )
 
 
 def _first_words(word: torch.Tensor, width: int) -> torch.Tensor:
-    """Places of the first `width` candidates that are no end; of ends only where there are too few others."""
+    """Indices of the first `width` candidates that are not an end token; end tokens only if there are too few."""
     return torch.argsort((word == END).int(), dim=-1, stable=True)[..., :width]
 
 
-def _pick(said: torch.Tensor, captions: torch.Tensor) -> torch.Tensor:
+def _pick(words: torch.Tensor, captions: torch.Tensor) -> torch.Tensor:
     """The words of these captions: `[..., captions, longest]` by `[..., chosen]`."""
-    return said.gather(-2, captions[..., None].expand(*captions.shape, said.shape[-1]))
+    return words.gather(-2, captions[..., None].expand(*captions.shape, words.shape[-1]))

@@ -12,32 +12,32 @@ from tellapart.settings import Section, explain, set_override
 
 
 class DecodingSettings(Section):
-    """How captions are generated: by beam search (a beam of 1 is greedy), diverse beam search, or sampling."""
+    """How captions are generated: beam search (a beam of 1 is greedy), diverse beam search or sampling."""
 
     method: Literal["beam", "diverse", "sample"] = "beam"
-    beam: int = Field(3, ge=1, description="captions kept at every word; with diverse: in all groups together")
-    groups: int | None = Field(None, ge=1, description="diverse: groups that keep apart; null: as many as the beam")
-    diversity: float = Field(0.5, ge=0, description="diverse: taken off for each time an earlier group said the word")
-    length_penalty: float = Field(0.0, ge=0, description="captions compare by ln p / tokens^this; 0: ln p, 1: its mean")
+    beam: int = Field(3, ge=1, description="beam width; diverse: of all groups together")
+    groups: int | None = Field(None, ge=1, description="diverse: number of groups; null: as many as the beam")
+    diversity: float = Field(0.5, ge=0, description="diverse: penalty for each earlier group with the same word")
+    length_penalty: float = Field(0.0, ge=0, description="a caption's score is ln p / tokens^length_penalty")
     temperature: float = Field(1.0, gt=0, description="sample: below 1 sharper, above 1 flatter")
-    top_k: int | None = Field(None, ge=1, description="sample: only from so many likeliest words")
-    top_p: float | None = Field(None, gt=0, le=1, description="sample: only from the likeliest words of this mass")
-    samples: int = Field(1, ge=1, description="captions for each image")
+    top_k: int | None = Field(None, ge=1, description="sample: draw only from the k likeliest words")
+    top_p: float | None = Field(None, gt=0, le=1, description="sample: draw only from the likeliest words of this mass")
+    samples: int = Field(1, ge=1, description="number of captions for each image")
     min_words: int = Field(0, ge=0)
     max_words: int = Field(18, ge=1)
-    block_unknown: bool = Field(True, description="never say <unk>")
-    block_repeats: bool = Field(False, description="never say a word twice running")
-    remove_repeats: bool = Field(False, description="drop a word that equals the one before it, afterwards")
-    seed: int = Field(0, ge=0, description="sample: the same seed draws the same captions of an image in any batch")
+    block_unknown: bool = Field(True, description="never generate <unk>")
+    block_repeats: bool = Field(False, description="never generate the same word twice in a row")
+    remove_repeats: bool = Field(False, description="afterwards remove words that equal the one before")
+    seed: int = Field(0, ge=0, description="sample: an image has the same samples in any batch")
 
     @property
     def group_count(self) -> int:
-        """Groups of beams that are searched side by side."""
+        """Number of groups in the beam."""
         return (self.groups or self.beam) if self.method == "diverse" else 1
 
     @property
     def rows_per_image(self) -> int:
-        """Captions of an image that are under way at once."""
+        """Number of captions of an image that are decoded at once."""
         return self.samples if self.method == "sample" else self.beam
 
     @model_validator(mode="after")
@@ -48,11 +48,15 @@ class DecodingSettings(Section):
             if method != self.method and getattr(self, key) != type(self).model_fields[key].default:
                 raise ValueError(f"{key} is for method '{method}', not for '{self.method}'; change one of them")
         if self.method == "sample" and self.length_penalty:
-            raise ValueError("length_penalty compares captions of a beam, and samples are not compared; set it to 0")
+            raise ValueError("length_penalty is for beams; set it to 0")
         if self.beam % self.group_count:
-            raise ValueError(f"groups share the beam equally: {self.group_count} does not divide a beam of {self.beam}")
+            raise ValueError(
+                f"the beam ({self.beam}) must be a multiple of groups ({self.group_count}); change one of them"
+            )
         if self.method != "sample" and self.samples > self.beam:
-            raise ValueError(f"a beam of {self.beam} cannot give {self.samples} samples; widen it or ask for fewer")
+            raise ValueError(
+                f"a beam of {self.beam} cannot give {self.samples} samples; increase beam or lower samples"
+            )
         if self.min_words > self.max_words:
             raise ValueError(f"min_words ({self.min_words}) is over max_words ({self.max_words}); change one of them")
         if self.remove_repeats and self.min_words:
@@ -61,7 +65,7 @@ class DecodingSettings(Section):
 
     @classmethod
     def parse(cls, content: dict[str, Any], overrides: Sequence[str] = ()) -> DecodingSettings:
-        """Check plain data, with overrides such as `groups=3` applied; every mistake is reported at once."""
+        """Check plain data after applying overrides such as `groups=3`; all mistakes are reported at once."""
         content = dict(content)
         for override in overrides:
             set_override(content, override)

@@ -1,8 +1,8 @@
-"""Checkpoints: written whole or not at all, found by pointers that flip only when they are complete.
+"""Checkpoints: written completely or not at all.
 
-`checkpoints/step-N/` is a model folder with the trainer's state beside it: optimisers, the objective's own modules and
-buffers, and what the loop must remember. The files `last`, `best` and `kept` each name one of them. Loading never
-unpickles arbitrary objects (`weights_only`).
+`checkpoints/step-N/` is a model folder with the trainer's state in `trainer.pt`: optimisers, the objective's own
+modules and buffers, and the state of the loop. The files `last`, `best` and `kept` each name one checkpoint; they are
+changed only after it is complete. Loading never unpickles arbitrary objects (`weights_only`).
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ def has_checkpoint(run: Path) -> bool:
 
 
 def save_checkpoint(run: Path, name: str, model: Model, trainer: dict[str, Any]) -> None:
-    """Write `checkpoints/NAME/`: complete, or not there."""
+    """Write `checkpoints/NAME/`, completely or not at all."""
     try:
         with new_folder(run / "checkpoints" / name) as folder:
             write_model(model, folder)
             torch.save(trainer, folder / "trainer.pt")
-    # A full disk is an OSError to Python, a RuntimeError to torch and a SafetensorError to safetensors.
+    # On a full disk Python raises OSError, torch RuntimeError and safetensors SafetensorError.
     except (OSError, RuntimeError, SafetensorError) as error:
         reason = str(error).splitlines()[0]
         raise RunError(
@@ -50,14 +50,14 @@ def point(run: Path, pointer: str, name: str) -> None:
 
 
 def remove_old_checkpoints(run: Path, keep_last: int = 1) -> None:
-    """Keep the newest ones and what the pointers name; remove what a killed process left half-written."""
+    """Keep the newest checkpoints and those with a pointer; also remove the unfinished files of a killed process."""
     folder = run / "checkpoints"
     wanted = {checkpoint_path(run, pointer).name for pointer in POINTERS if (folder / pointer).exists()}
     complete = [path for path in folder.glob("step-*") if path.suffix not in (".tmp", ".old")]
     newest = sorted(complete, key=lambda path: int(path.name.removeprefix("step-")))[-keep_last:]
     wanted |= {path.name for path in newest}
     for path in complete:
-        if path.name not in wanted:  # renamed first: what is half-removed must not look like a checkpoint
+        if path.name not in wanted:  # renamed first, so that a half-removed folder is not used as a checkpoint
             shutil.rmtree(folder / f"{path.name}.old", ignore_errors=True)
             os.replace(path, folder / f"{path.name}.old")
     for path in (*folder.glob("step-*.tmp"), *folder.glob("step-*.old")):
@@ -67,10 +67,10 @@ def remove_old_checkpoints(run: Path, keep_last: int = 1) -> None:
 
 
 def load_trainer_state(checkpoint: Path) -> dict[str, Any]:
-    """The trainer's state beside a model; never unpickles arbitrary objects."""
+    """Load `trainer.pt` of a checkpoint; never unpickles arbitrary objects."""
     try:
         state: dict[str, Any] = torch.load(checkpoint / "trainer.pt", weights_only=True, map_location="cpu")
-    except Exception as error:  # torch raises many kinds for a file that is not what it should be
+    except Exception as error:  # torch raises many kinds of errors for a broken file
         reason = str(error).splitlines()[0]
-        raise RunError(f"{checkpoint}/trainer.pt: cannot be read ({reason}); take another checkpoint") from None
+        raise RunError(f"{checkpoint}/trainer.pt: cannot be read ({reason}); use another checkpoint") from None
     return state

@@ -1,4 +1,4 @@
-"""Ctrl-C and a polite kill, as a question that a loop asks after each step."""
+"""Ctrl-C and SIGTERM as a flag that the training loop checks after each step."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from types import FrameType
 
 
 @contextmanager
-def finishing_the_step() -> Iterator[Callable[[], bool]]:
-    """Turn Ctrl-C and a polite kill into a question asked after each step; a second Ctrl-C stops at once.
+def catch_stop_signals() -> Iterator[Callable[[], bool]]:
+    """Catch Ctrl-C and SIGTERM; gives a function that tells whether one came. A second one raises KeyboardInterrupt.
 
-    `torchrun` passes a Ctrl-C on to processes that the terminal has told already: what follows within a second is the
-    same one.
+    With `torchrun` a process gets the same Ctrl-C twice, from the terminal and from `torchrun`, so a second signal
+    within one second is ignored.
     """
     first: float | None = None
 
-    def ask(number: int, frame: FrameType | None) -> None:
+    def handle(number: int, frame: FrameType | None) -> None:
         nonlocal first
         if first is not None and time.monotonic() - first > 1.0:
             raise KeyboardInterrupt
@@ -27,7 +27,7 @@ def finishing_the_step() -> Iterator[Callable[[], bool]]:
     before = {}
     try:
         for number in (signal.SIGINT, signal.SIGTERM):
-            before[number] = signal.signal(number, ask)
+            before[number] = signal.signal(number, handle)
     except ValueError:  # signals can be handled in the main thread only
         pass
     try:

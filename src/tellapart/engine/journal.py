@@ -1,4 +1,4 @@
-"""What a training writes down as it goes: `metrics.jsonl` always, TensorBoard files when it is installed."""
+"""The log of a training: `metrics.jsonl`, and TensorBoard files if tensorboard is installed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from tellapart.files import write_jsonl
 
 
 class Journal:
-    """The figures of a run, one row per logged step: `{"step", "split", figures…}`.
+    """The figures of a run, one row for each logged step: `{"step", "split", figures…}`.
 
     Args:
         run: the run folder.
-        step: rows of later steps are dropped: the training that continues here will write them again.
+        step: the step the training continues from; rows of later steps are removed.
     """
 
     def __init__(self, run: Path, step: int) -> None:
@@ -43,7 +43,7 @@ class Journal:
             ) from None
 
     def _rows(self) -> list[dict[str, Any]]:
-        """Whole rows; a killed process may have left half of one."""
+        """All complete rows; a killed process may leave an incomplete one."""
         rows = []
         for line in self.path.read_text(encoding="utf-8", errors="replace").split("\n"):
             try:

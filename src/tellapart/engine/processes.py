@@ -1,6 +1,6 @@
-"""Devices, precision and processes, by Lightning Fabric; nothing outside `engine/` knows of it.
+"""Devices, precision and processes, by Lightning Fabric.
 
-Processes are started by `torchrun` or by Slurm's `srun`, not by us: a plain `tellapart train` is one process.
+Processes are started by `torchrun` or Slurm's `srun`; a plain `tellapart train` is one process.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from tellapart.objectives.base import Processes
 
 T = TypeVar("T")
 
-# Others wait while the first process encodes a data set; a process that dies is noticed by whoever started it.
-PATIENCE = timedelta(days=1)
+# Long, since the others wait while the first process encodes a data set; `torchrun` and `srun` notice dead processes.
+TIMEOUT = timedelta(days=1)
 
 PRECISIONS: dict[str, Literal["32-true", "bf16-mixed", "16-mixed"]] = {
     "full": "32-true",
@@ -34,10 +34,10 @@ PRECISIONS: dict[str, Literal["32-true", "bf16-mixed", "16-mixed"]] = {
 
 
 def open_fabric(precision: str = "full") -> Fabric:
-    """Fabric on this machine's device, joined with the processes started beside this one.
+    """Set up Fabric on this machine's device, with all processes started by `torchrun` or `srun`.
 
     Args:
-        precision: `full`, or `bf16`/`fp16` for mixed precision where the device has it.
+        precision: `full`, or `bf16`/`fp16` for mixed precision if the device supports it.
     """
     cuda = torch.cuda.is_available()
     if precision == "fp16" and not cuda:
@@ -49,16 +49,16 @@ def open_fabric(precision: str = "full") -> Fabric:
     strategy: str | DDPStrategy = "auto"
     alone = per_node * nodes == 1
     if not alone:
-        # Which parameters a step uses may differ from process to process (a share can be empty), so the unused are
-        # looked for; buffers are equal by construction, banks are filled with gathered keys.
-        strategy = DDPStrategy(find_unused_parameters=True, timeout=PATIENCE, **_unsynced_buffers())
+        # A process with an empty share of the batch does not use all parameters. Buffers need no exchange: they are
+        # equal in all processes, since banks are filled with gathered keys.
+        strategy = DDPStrategy(find_unused_parameters=True, timeout=TIMEOUT, **_unsynced_buffers())
     fabric = Fabric(
         accelerator="auto",
         strategy=strategy,
         devices=per_node,
         num_nodes=nodes,
         precision=PRECISIONS[precision],
-        # Inside a batch job, but not started by srun: one process, whatever the job asked for.
+        # Without this, Fabric takes the size of a Slurm job even if srun did not start this process.
         plugins=[LightningEnvironment()] if alone else None,
     )
     fabric.launch()
@@ -66,13 +66,13 @@ def open_fabric(precision: str = "full") -> Fabric:
 
 
 def _unsynced_buffers() -> dict[str, Any]:
-    """Newer torch has another word for it and warns of the old one."""
+    """The option that turns off the exchange of buffers; newer torch renamed it and warns about the old name."""
     known = inspect.signature(DistributedDataParallel).parameters
     return {"forward_sync_buffers" if "forward_sync_buffers" in known else "broadcast_buffers": False}
 
 
 def launched(environment: Mapping[str, str]) -> tuple[int, int]:
-    """Processes per node and nodes, as `torchrun` or `srun` say; one process otherwise.
+    """Processes per node and nodes, from the variables of `torchrun` or `srun`; by default one process.
 
     >>> launched({"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"})
     (4, 2)
@@ -92,7 +92,7 @@ def launched(environment: Mapping[str, str]) -> tuple[int, int]:
 
 
 def on_first(fabric: Fabric, work: Callable[[], T]) -> T:
-    """Let the first process work, and give its result to all; when it fails, all fail with its message."""
+    """Run a function in the first process and return its result in all; if it fails, all raise its error."""
     if fabric.world_size == 1:
         return work()
     result: T | None = None
@@ -112,36 +112,36 @@ def on_first(fabric: Fabric, work: Callable[[], T]) -> T:
 
 
 class FabricProcesses(Processes):
-    """Processes joined by Fabric.
+    """The processes set up by Fabric.
 
-    Gathers have a process group of their own: their backward passes must not be mixed up with the exchange of
-    gradients, whose order may differ from process to process.
+    Gathers use their own process group, so that their backward passes do not mix with the gradient exchange, whose
+    order may differ between processes.
     """
 
     def __init__(self, fabric: Fabric) -> None:
         self.fabric = fabric
         self.rank = fabric.global_rank
         self.world = fabric.world_size
-        self._group = torch.distributed.new_group(timeout=PATIENCE) if self.world > 1 else None
+        self._group = torch.distributed.new_group(timeout=TIMEOUT) if self.world > 1 else None
 
     def gather(self, tensor: torch.Tensor, gradient: bool = False) -> torch.Tensor:
         tensor = tensor if gradient else tensor.detach()
         if self.world == 1:
             return tensor
         own = torch.tensor([len(tensor)], device=tensor.device)
-        sizes = self._all(own, gradient=False).flatten().tolist()
-        # Collectives exchange equal shapes, so rows are filled up to the most and cut again.
-        missing = tensor.new_zeros(max(sizes) - len(tensor), *tensor.shape[1:])
-        everyone = self._all(torch.cat([tensor, missing]), gradient)
-        return torch.cat([rows[:size] for rows, size in zip(everyone, sizes, strict=True)])
+        sizes = self._all_gather(own, gradient=False).flatten().tolist()
+        # Gathered tensors must have equal shapes, so they are padded before and cut after.
+        padding = tensor.new_zeros(max(sizes) - len(tensor), *tensor.shape[1:])
+        gathered = self._all_gather(torch.cat([tensor, padding]), gradient)
+        return torch.cat([rows[:size] for rows, size in zip(gathered, sizes, strict=True)])
 
-    def _all(self, tensor: torch.Tensor, gradient: bool) -> torch.Tensor:
+    def _all_gather(self, tensor: torch.Tensor, gradient: bool) -> torch.Tensor:
         gathered = self.fabric.all_gather(tensor, group=self._group, sync_grads=gradient)
         assert isinstance(gathered, torch.Tensor)
         return gathered
 
     def sum(self, values: list[float]) -> list[float]:
-        """The sums of everyone's values."""
+        """The sums over all processes."""
         if self.world == 1:
             return values
         own = torch.tensor(values, dtype=torch.float64, device=self.fabric.device)

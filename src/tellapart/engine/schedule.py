@@ -1,4 +1,4 @@
-"""Optimisers and learning rates, as functions of the recipe and the step."""
+"""Optimisers and learning rate schedules."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tellapart.engine.settings import TrainingSettings
 
 
 def make_optimiser(settings: TrainingSettings, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """Adam (weight decay added to the gradient) or AdamW (apart from it, as Loshchilov and Hutter)."""
+    """Adam (weight decay added to the gradient) or AdamW (decoupled weight decay, Loshchilov and Hutter)."""
     kinds: dict[str, type[torch.optim.Adam]] = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}
     kind = kinds[settings.optimiser]
     return kind(
@@ -25,13 +25,13 @@ def make_optimiser(settings: TrainingSettings, parameters: Iterable[nn.Parameter
 
 
 def learning_rate(settings: TrainingSettings, step: int, steps: int, steps_in_epoch: int) -> float:
-    """The rate of a step: linear warm-up; then constant, cut by a factor every few epochs, or a half cosine to zero.
+    """The learning rate of a step: linear warm-up, then constant, step decay or half a cosine to zero.
 
     Args:
         settings: the recipe's `training` section.
-        step: from 0.
-        steps: of the whole training.
-        steps_in_epoch: for the `step` schedule.
+        step: number of the step, from 0.
+        steps: number of steps in the whole training.
+        steps_in_epoch: number of steps in an epoch, for the `step` schedule.
 
     Example:
         >>> halved = TrainingSettings(epochs=9, learning_rate=0.8, schedule="step", decay_epochs=3, decay_factor=0.5)
@@ -44,5 +44,5 @@ def learning_rate(settings: TrainingSettings, step: int, steps: int, steps_in_ep
         return settings.learning_rate
     if settings.schedule == "step":
         return settings.learning_rate * settings.decay_factor ** (step // (settings.decay_epochs * steps_in_epoch))
-    way = (step - settings.warmup_steps) / max(1, steps - settings.warmup_steps)
-    return settings.learning_rate * 0.5 * (1 + math.cos(math.pi * way))
+    fraction = (step - settings.warmup_steps) / max(1, steps - settings.warmup_steps)
+    return settings.learning_rate * 0.5 * (1 + math.cos(math.pi * fraction))

@@ -10,37 +10,39 @@ from tellapart.settings import Section
 
 
 class TrainingSettings(Section):
-    """The loop's settings. Give `epochs` or `steps`."""
+    """Settings of the training loop. Give `epochs` or `steps`."""
 
     epochs: int | None = Field(None, ge=1)
-    steps: int | None = Field(None, ge=0, description="0: nothing is trained, the model is measured as it comes")
+    steps: int | None = Field(None, ge=0, description="0: measure the initial model without training")
     images_per_batch: int = Field(16, ge=1)
-    captions_per_image: int | None = Field(None, ge=1, description="drawn anew each time; null takes all")
-    accumulate: int = Field(1, ge=1, description="a batch goes through the model in so many parts, to save memory")
-    bucket_batches: int = Field(1, ge=1, description="so many batches are sorted by caption length together; 1: none")
-    precision: Literal["full", "bf16", "fp16"] = Field("full", description="bf16 and fp16: mixed, where the device can")
+    captions_per_image: int | None = Field(None, ge=1, description="captions drawn for an image each time; null: all")
+    accumulate: int = Field(1, ge=1, description="parts of a batch, one after another, to save memory")
+    bucket_batches: int = Field(1, ge=1, description="batches sorted by caption length together; 1: no sorting")
+    precision: Literal["full", "bf16", "fp16"] = Field("full", description="bf16 and fp16: mixed precision")
     optimiser: Literal["adam", "adamw"] = "adamw"
     learning_rate: float = Field(1e-3, gt=0)
     phase_learning_rates: dict[str, Annotated[float, Field(gt=0)]] = Field(
-        {}, description="for objectives of several phases: a phase's own rate"
+        {}, description="phase -> learning rate, for objectives with several phases"
     )
     schedule: Literal["constant", "step", "cosine"] = "cosine"
-    decay_epochs: int = Field(1, ge=1, description="the step schedule cuts the rate every so many epochs")
-    decay_factor: float = Field(0.8, gt=0, le=1, description="by this factor")
+    decay_epochs: int = Field(1, ge=1, description="step schedule: epochs between two cuts of the rate")
+    decay_factor: float = Field(0.8, gt=0, le=1, description="step schedule: factor of each cut")
     warmup_steps: int = Field(0, ge=0)
     betas: tuple[Annotated[float, Field(ge=0, lt=1)], Annotated[float, Field(ge=0, lt=1)]] = (0.9, 0.999)
     epsilon: float = Field(1e-8, gt=0)
     weight_decay: float = Field(0.0, ge=0)
-    clip_norm: float | None = Field(5.0, gt=0)
-    keep: Literal["best", "last"] = Field("last", description="which checkpoint to use")
-    keep_last: int = Field(1, ge=1, description="so many of the newest checkpoints stay on the disk")
-    validate_every: int | None = Field(None, ge=1, description="steps; null: every epoch")
-    validate_captions: int = Field(0, ge=0, description="so many validation images are captioned and scored each time")
-    validate_retrieval: bool = Field(False, description="a retriever ranks the validation split each time: R@k, R@sum")
-    monitor: str = Field("loss", description="the validation figure that says which checkpoint is best, e.g. CIDEr")
-    monitor_best: Literal["lowest", "highest"] | None = Field(None, description="which is best; null: the lowest loss")
-    patience: int | None = Field(None, ge=1, description="stop after so many validations without a better figure")
-    log_every: int = Field(20, ge=1, description="steps")
+    clip_norm: float | None = Field(5.0, gt=0, description="largest gradient norm; null: no clipping")
+    keep: Literal["best", "last"] = Field("last", description="which checkpoint is the result")
+    keep_last: int = Field(1, ge=1, description="number of recent checkpoints to keep")
+    validate_every: int | None = Field(None, ge=1, description="steps between validations; null: one epoch")
+    validate_captions: int = Field(0, ge=0, description="validation images to caption and score; 0: none")
+    validate_retrieval: bool = Field(False, description="measure R@k and R@sum of a retriever in each validation")
+    monitor: str = Field("loss", description="validation figure that decides which checkpoint is best, e.g. CIDEr")
+    monitor_best: Literal["lowest", "highest"] | None = Field(
+        None, description="whether low or high is best; null: low"
+    )
+    patience: int | None = Field(None, ge=1, description="stop after this many validations without a better figure")
+    log_every: int = Field(20, ge=1, description="steps between rows of metrics.jsonl")
 
     @model_validator(mode="after")
     def _length(self) -> TrainingSettings:
@@ -51,5 +53,5 @@ class TrainingSettings(Section):
     @model_validator(mode="after")
     def _direction(self) -> TrainingSettings:
         if self.monitor != "loss" and self.monitor_best is None:
-            raise ValueError(f"say with monitor_best whether the lowest or the highest {self.monitor} is best")
+            raise ValueError(f"set monitor_best to lowest or highest, for the monitored {self.monitor}")
         return self

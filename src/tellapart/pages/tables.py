@@ -8,7 +8,7 @@ from tellapart.evaluation.compare import Comparison
 from tellapart.evaluation.evaluate import Evaluation
 from tellapart.metrics import Interval, PairedDifference
 from tellapart.pages.report import comparison_table, difference_rows
-from tellapart.progress import print_table
+from tellapart.terminal import print_table
 
 
 def print_evaluation(evaluation: Evaluation) -> None:
