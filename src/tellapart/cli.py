@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -248,18 +248,18 @@ def evaluate_retrieval(
     ] = None,
 ) -> None:
     """Measure image-text retrieval in both directions: R@1, R@5, R@10, ranks and R@sum."""
-    from tellapart.data.prepare import prepare as prepare_data
     from tellapart.evaluation import evaluate_retrieval as retrieval
     from tellapart.pages.gallery import write_gallery
+    from tellapart.pages.tables import print_retrieval, print_retrieval_differences
     from tellapart.run import open_run
 
     opened = open_run(run)
     measured = retrieval.evaluate_retrieval(opened, split, folds, out)
-    print(retrieval.table(measured))
+    print_retrieval(measured)
     if against is not None:
         control = retrieval.evaluate_retrieval(open_run(against), split, folds)
-        differences = retrieval.compare_retrieval(measured, control, prepare_data(opened.recipe.data))
-        print(retrieval.difference_table(differences, run.name, against.name))
+        differences = retrieval.compare_retrieval(measured, control, opened.data)
+        print_retrieval_differences(differences, run.name, against.name)
     print(f"\n{write_gallery(opened, measured) if gallery else measured.folder}")
 
 
@@ -284,6 +284,7 @@ def self_retrieval(
     from tellapart.data.features import Part
     from tellapart.evaluation.evaluate import self_retrieval_study
     from tellapart.run import open_run
+    from tellapart.terminal import print_table
 
     found = self_retrieval_study(
         open_run(run),
@@ -297,7 +298,7 @@ def self_retrieval(
     if found is None:
         print(f"part {part} is ranked; the figures come when all parts are")
         return
-    _print_figures(found.figures)
+    print_table(["", "value"], list(found.figures.items()))
     print(f"\n{found.folder}")
 
 
@@ -380,10 +381,10 @@ def study(
 ) -> None:
     """Reproduce a table of a paper: train, measure and compare its arms. The same command continues after a stop."""
     from tellapart.studies.base import all_studies
+    from tellapart.terminal import print_table
 
     if name is None:
-        for known in all_studies().values():
-            print(f"{known.name:16} {known.title}")
+        print_table(["study", ""], [[known.name, known.title] for known in all_studies().values()])
         return
     from tellapart.studies.page import study_table
     from tellapart.studies.run import run_study
@@ -423,10 +424,13 @@ def recipes(context: typer.Context) -> None:
     if context.invoked_subcommand is not None:
         return
     from tellapart.recipe import read_recipe, recipes_folder, shipped_recipes
+    from tellapart.terminal import print_table
 
     folder = recipes_folder()
-    for path in shipped_recipes():
-        print(f"{path.relative_to(folder)!s:40} {read_recipe(path).get('description', '')}")
+    listed = [
+        [path.relative_to(folder).as_posix(), read_recipe(path).get("description", "")] for path in shipped_recipes()
+    ]
+    print_table(["recipe", ""], listed)
     print(
         "\n'tellapart recipes show NAME' prints one with every default; 'tellapart recipes copy NAME' writes a "
         "file to edit; 'tellapart train NAME' trains it."
@@ -485,12 +489,6 @@ def check(
     if wrong:
         raise RecipeError("\n".join(wrong))
     print(f"{len(paths)} recipes are valid at the budgets {', '.join(BUDGETS)}.")
-
-
-def _print_figures(figures: dict[str, Any]) -> None:
-    width = max(map(len, figures))
-    for name, value in figures.items():
-        print(f"{name:{width}}  {value:.4f}" if isinstance(value, float) else f"{name:{width}}  {value}")
 
 
 def main() -> None:

@@ -449,7 +449,7 @@ def test_command_tells_what_is_wrong(run: Run, data: str, tmp_path: Path) -> Non
         (("none.json", "--data", data), "none.json: this caption file does not exist"),
         ((path, "--data", data, "--against", "none.json"), "none.json: this caption file does not exist"),
         ((path, "--data", data, "--split", "val"), "no image is in the split 'val'"),
-        ((tmp_path, "--against", path), "this is no run folder"),
+        ((tmp_path, "--against", path), "this is not a run folder"),
     ):
         result = run(*arguments)
         assert (result.status, result.out) == (2, "")

@@ -242,7 +242,7 @@ def test_the_command_and_the_gallery(
     printed = capsys.readouterr().out
     measured = evaluate_retrieval(ranking, folds=2, out=tmp_path)
     assert re.search(r"R@1 +R@5 +R@10 +median +mean rank", printed)
-    assert f"R@sum{100 * measured.figures['R@sum']:28.1f}" in printed
+    assert re.search(rf"R@sum +{100 * measured.figures['R@sum']:.1f}\n", printed)
     assert "text→image, mean of folds" in printed
     assert f"{ranking.folder.name} against {other.folder.name} (paired bootstrap over images" in printed
     assert str(tmp_path / "gallery.html") in printed

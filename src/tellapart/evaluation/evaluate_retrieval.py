@@ -159,32 +159,6 @@ def _mean_statistics(
     }
 
 
-def table(measured: RetrievalEvaluation) -> str:
-    """The figures as plain text, in percent as papers give them."""
-    lines = [f"{'':26}{'R@1':>7}{'R@5':>7}{'R@10':>7}{'median':>9}{'mean rank':>11}"]
-    for suffix, figures in (("", measured.figures), (", mean of folds", measured.folds)):
-        if not figures:
-            continue
-        for direction, name in (("image_to_text", "image→text"), ("text_to_image", "text→image")):
-            recalls = "".join(f"{100 * figures[f'{direction}_R@{k}']:7.1f}" for k in KS)
-            ranks = f"{figures[f'{direction}_median_rank']:9.1f}{figures[f'{direction}_mean_rank']:11.2f}"
-            lines.append(f"{name + suffix:26}{recalls}{ranks}")
-        lines.append(
-            f"{'R@sum' + suffix:26}{100 * figures['R@sum']:7.1f}  (by chance {100 * figures['chance_R@sum']:.1f})"
-        )
-    return "\n".join(lines)
-
-
-def difference_table(differences: dict[str, PairedDifference], compared: str, control: str) -> str:
-    """The differences as plain text: recalls in points, ranks as they are."""
-    lines = [f"\n{compared} against {control} (paired bootstrap over images, 95 % interval):"]
-    for name, found in differences.items():
-        scale, unit = (1.0, "") if name.endswith("rank") else (100.0, " points")
-        change = f"{scale * found.difference:+.2f}{unit} [{scale * found.low:+.2f}, {scale * found.high:+.2f}]"
-        lines.append(f"  {name}: {change}, p {found.p_value:.4f}")
-    return "\n".join(lines)
-
-
 def _statistics(ranks: RetrievalRanks) -> dict[str, CorpusStatistic]:
     """Figures as functions of sums over images; a caption counts for its image."""
     owner = np.repeat(np.arange(len(ranks.captions_of)), ranks.captions_of)

@@ -1,4 +1,4 @@
-"""Tables in the terminal: of an evaluation and of a comparison."""
+"""Tables in the terminal: of an evaluation, of a comparison and of retrieval."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from pathlib import Path
 
 from tellapart.evaluation.compare import Comparison
 from tellapart.evaluation.evaluate import Evaluation
+from tellapart.evaluation.evaluate_retrieval import RetrievalEvaluation
 from tellapart.metrics import Interval, PairedDifference
+from tellapart.metrics.ranks import KS
 from tellapart.pages.report import comparison_table, difference_rows
 from tellapart.terminal import print_table
 
@@ -41,6 +43,32 @@ def print_comparison(comparison: Comparison) -> None:
         print(f"\n{label} against {comparison.control} (paired bootstrap, 95 % interval):")
         for name, change, verdict in difference_rows(comparison, label):
             print(f"  {name}: {change} ({verdict})")
+
+
+def print_retrieval(measured: RetrievalEvaluation) -> None:
+    """Recalls in percent, median and mean rank, in both directions and for folds."""
+    rows: list[list[str]] = []
+    for suffix, figures in (("", measured.figures), (", mean of folds", measured.folds)):
+        if not figures:
+            continue
+        for direction, name in (("image_to_text", "image→text"), ("text_to_image", "text→image")):
+            recalls = [f"{100 * figures[f'{direction}_R@{k}']:.1f}" for k in KS]
+            ranks = [f"{figures[f'{direction}_median_rank']:.1f}", f"{figures[f'{direction}_mean_rank']:.2f}"]
+            rows.append([name + suffix, *recalls, *ranks])
+        rows.append([f"R@sum{suffix}", f"{100 * figures['R@sum']:.1f}", "", "", "", ""])
+        rows.append([f"R@sum by chance{suffix}", f"{100 * figures['chance_R@sum']:.1f}", "", "", "", ""])
+    print_table(["", *(f"R@{k}" for k in KS), "median", "mean rank"], rows)
+
+
+def print_retrieval_differences(differences: dict[str, PairedDifference], compared: str, control: str) -> None:
+    """Differences of recalls in points and of ranks, with interval and p value."""
+    rows = []
+    for name, found in differences.items():
+        scale = 1.0 if name.endswith("rank") else 100.0
+        interval = f"[{scale * found.low:+.2f}, {scale * found.high:+.2f}]"
+        rows.append([name, f"{scale * found.difference:+.2f}", interval, f"{found.p_value:.4f}"])
+    title = f"\n{compared} against {control} (paired bootstrap over images; recalls in points)"
+    print_table(["", "difference", "95 % interval", "p"], rows, title)
 
 
 def _interval(interval: Interval | None) -> str:
