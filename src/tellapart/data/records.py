@@ -51,7 +51,7 @@ class Dataset:
     def __post_init__(self) -> None:
         for row, record in enumerate(self.records):
             if record.id in self._rows:
-                raise DataError(f"{self.name}: the id '{record.id}' stands for two images; ids must be unique")
+                raise DataError(f"{self.name}: the id '{record.id}' is used for two images; ids must be unique")
             self._rows[record.id] = row
 
     def __len__(self) -> int:

@@ -64,7 +64,9 @@ def vector_ranks(
     images, captions = (np.ascontiguousarray(vectors, dtype=np.float32) for vectors in (images, captions))
     lengths = [float(np.sqrt(np.einsum("ij,ij->i", v, v).max(initial=0.0))) for v in (images, captions)]
     if not np.isfinite(lengths).all():
-        raise DataError("a vector holds NaN (not a number) or infinity; the model that gave it has diverged: train it again")
+        raise DataError(
+            "a vector holds NaN (not a number) or infinity; the model that gave it has diverged: train it again"
+        )
     # The second term: the limits, and the sums of limit and band, are rounded to float32 too.
     band = np.float32((CERTAIN * images.shape[1] ** 0.5 + 8) * 2.0**-24 * lengths[0] * lengths[1])
     own = _products(images, captions, owner, np.arange(len(captions)))
