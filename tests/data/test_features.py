@@ -158,7 +158,7 @@ def test_an_interrupted_store_continues(
     write_store(tmp_path / "whole", dataset, FakeEncoder())
     finished = interrupt(after)
     assert finished <= after
-    with pytest.raises(StoreError, match="no finished feature store is here; run 'tellapart prepare'"):
+    with pytest.raises(StoreError, match="no finished feature store here; run 'tellapart prepare'"):
         FeatureStore.open(tmp_path / "store")
     encoder = FakeEncoder()
     progress: list[tuple[int, int]] = []
@@ -366,7 +366,7 @@ def test_a_damaged_store_is_refused(dataset: Dataset, tmp_path: Path) -> None:
     manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     whole = (folder / "features.npy").read_bytes()
     (folder / "manifest.json").write_text(json.dumps({**manifest, "shape": [IMAGES, 3, 4]}), encoding="utf-8")
-    with pytest.raises(StoreError, match=r"features\.npy is not what its manifest says"):
+    with pytest.raises(StoreError, match=r"features\.npy does not match its manifest"):
         FeatureStore.open(folder)
     (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     assert len(FeatureStore.open(folder)) == IMAGES
@@ -379,5 +379,5 @@ def test_a_damaged_store_is_refused(dataset: Dataset, tmp_path: Path) -> None:
 
 
 def test_no_store(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="no finished feature store is here"):
+    with pytest.raises(StoreError, match="no finished feature store here"):
         FeatureStore.open(tmp_path)

@@ -143,7 +143,7 @@ def test_files_that_are_not_json(tmp_path: Path) -> None:
 
 def test_a_split_that_is_not_there(write: Write) -> None:
     dataset = read_dataset(write(image("a.jpg", "val"), image("b.jpg", "train")))
-    with pytest.raises(DataError, match="no image is in the split 'test'; the splits there are: train, val"):
+    with pytest.raises(DataError, match="no image is in the split 'test'; its splits are: train, val"):
         dataset.split("test")
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from tellapart.data.records import SPLITS
 from tellapart.errors import DataError
-from tellapart.files import read_text
+from tellapart.files import is_utf8, read_text
 
 # Names that data sets use for the three splits.
 SPLIT_NAMES = {name: name for name in SPLITS} | {
@@ -40,10 +40,8 @@ def text_of(value: Any, where: str, without: str) -> str:
     """Check that a value is text and not blank; if it is not, the error is `where` and `without`."""
     if not isinstance(value, str) or not value.strip():
         raise DataError(f"{where} {without}")
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError:  # a lone surrogate from JSON, or a file name in another encoding
-        raise DataError(f"{where} has {value!r}, which is not UTF-8 text; write it again") from None
+    if not is_utf8(value):
+        raise DataError(f"{where} has {value!r}, which is not UTF-8 text; write it again")
     return value
 
 

@@ -92,7 +92,7 @@ def _parse(text: str, where: str) -> dict[str, Any]:
     try:
         content = json.loads(text)
     except json.JSONDecodeError as error:
-        raise DataError(f"{where}: not valid JSON (line {error.lineno}: {error.msg}); mend or replace it") from None
+        raise DataError(f"{where}: not valid JSON (line {error.lineno}: {error.msg}); fix or replace it") from None
     if not isinstance(content, dict):
         raise DataError(f"{where}: not an object with 'caption' or 'captions'")
     return content

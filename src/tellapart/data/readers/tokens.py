@@ -70,7 +70,7 @@ def _read_captions(path: Path) -> dict[str, dict[str, str]]:
         key, tab, caption = line.partition("\t")
         name, hash, number = key.rpartition("#")
         if not tab or not hash or not name or not number.isdecimal():
-            raise DataError(f"{where} is not 'NAME.jpg#0', a tab, and a caption; mend or remove it")
+            raise DataError(f"{where} is not 'NAME.jpg#0', a tab, and a caption; fix or remove it")
         of_image = captions.setdefault(name, {})
         if number in of_image:
             raise DataError(f"{where}: '{key}' is there twice; number the captions of an image 0, 1, 2, …")
