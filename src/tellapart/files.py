@@ -14,19 +14,23 @@ from typing import Any
 from tellapart.errors import DataError
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write to a temporary file, flush, rename: a reader sees the old file or the new one."""
+@contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """Write to the temporary path given; then it is flushed and renamed. A reader sees the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "w", encoding="utf-8") as handle:
-            handle.write(text)
-            handle.flush()
-            os.fsync(handle.fileno())
+        yield temporary
+        _flush_file(temporary)
         os.replace(temporary, path)
         _flush_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    with new_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -112,12 +116,16 @@ def new_folder(path: Path) -> Iterator[Path]:
         yield temporary
         for file in temporary.rglob("*"):
             if file.is_file():
-                with open(file, "rb") as handle:
-                    os.fsync(handle.fileno())
+                _flush_file(file)
         _replace_folder(temporary, path)
         _flush_folder(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _flush_file(path: Path) -> None:
+    with open(path, "rb") as handle:
+        os.fsync(handle.fileno())
 
 
 def _flush_folder(folder: Path) -> None:

@@ -101,7 +101,7 @@ def test_embeddings_that_cannot_be() -> None:
         clip_scores(two, np.full((2, 3), np.nan))
     with pytest.raises(ValueError, match="at least one reference"):
         reference_clip_scores(two, two, two, np.array([0, 0]))
-    with pytest.raises(ValueError, match="a caption that is there"):
+    with pytest.raises(ValueError, match="an existing caption"):
         reference_clip_scores(two, two, np.ones((3, 3)), np.array([0, 1, 2]))
-    with pytest.raises(ValueError, match="a caption for each reference"):
+    with pytest.raises(ValueError, match="every reference needs a caption"):
         reference_clip_scores(two, two, two, np.array([0]))

@@ -15,7 +15,6 @@ the same result: both lengths are one less, except for empty captions, whose sim
 
 from __future__ import annotations
 
-import os
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from typing import Literal
 import numpy as np
 
 from tellapart.errors import DataError
+from tellapart.files import new_file
 from tellapart.metrics.image_scores import ImageScores
 from tellapart.metrics.ngrams import ORDERS, Captions, Numbers, Rows, WordNumbers, ngram_rows, number_captions
 
@@ -184,16 +184,8 @@ class DocumentFrequencies:
         arrays |= {f"counts_{n}": array for n, array in enumerate(self.counts, start=1)}
         # Words have no white space, so one per line is safe.
         words = np.frombuffer("\n".join(self.words).encode("utf-8"), dtype=np.uint8)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        try:
-            with open(temporary, "wb") as handle:
-                np.savez_compressed(handle, allow_pickle=False, images=np.array(self.images), words=words, **arrays)
-                handle.flush()
-                os.fsync(handle.fileno())
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with new_file(path) as temporary, open(temporary, "wb") as handle:
+            np.savez_compressed(handle, allow_pickle=False, images=np.array(self.images), words=words, **arrays)
 
     @classmethod
     def load(cls, path: Path) -> DocumentFrequencies:

@@ -18,6 +18,7 @@ from tellapart.data.scenes.chance import likely, pick, seeded
 from tellapart.data.scenes.drawing import render
 from tellapart.data.scenes.grammar import write_captions
 from tellapart.data.scenes.world import Group, Scene, content, sample_scene, sample_variant
+from tellapart.files import write_text
 
 __all__ = [
     "VERSION",
@@ -125,9 +126,7 @@ def write_scenes(
         if on_progress is not None:
             on_progress(done, len(records))
     data = {"dataset": f"scenes-v{VERSION}", "digest": digest, "images": karpathy_images(records)}
-    temporary = target.with_suffix(".json.part")
-    temporary.write_text(json.dumps(data), encoding="utf-8")
-    os.replace(temporary, target)
+    write_text(target, json.dumps(data))
     return target
 
 

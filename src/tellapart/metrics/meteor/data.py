@@ -10,7 +10,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import os
 import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tellapart.errors import DataError, MissingExtraError
-from tellapart.files import cache_folder, digest_of
+from tellapart.files import cache_folder, digest_of, new_file
 
 LONGEST_PHRASE = 7
 # Increase it when the arrays below change their meaning: files of another format are ignored.
@@ -152,20 +151,12 @@ def _read(path: Path, digest: str) -> WordData | None:
 
 
 def _write(path: Path, digest: str, lists: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> None:
-    """Write to a temporary file and rename; if two processes do this, the last one wins."""
     from safetensors.numpy import save_file
 
     text = json.dumps(lists, ensure_ascii=False, separators=(",", ":"))
     arrays["lists"] = np.frombuffer(text.encode(), dtype=np.uint8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with new_file(path) as temporary:
         save_file(arrays, temporary, metadata={"digest": digest})
-        with open(temporary, "rb") as handle:
-            os.fsync(handle.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _read_lists(jar: Path) -> dict[str, Any]:
