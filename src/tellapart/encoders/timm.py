@@ -75,10 +75,6 @@ class TimmModel(GridEncoder):
             width=width,
         )
 
-    def network(self) -> torch.nn.Module:
-        network: torch.nn.Module = self._network
-        return network
-
     def run(self, pixels: np.ndarray) -> np.ndarray:
         return run_torch(self._grid, pixels, self.device)
 

@@ -259,24 +259,17 @@ def tokenize(captions: Sequence[str]) -> list[str]:
         if tokens is None:
             if len(_tokenized) >= _REMEMBERED:
                 _tokenized.clear()
-            _tokenized[caption] = tokens = _bare(caption)
+            _tokenized[caption] = tokens = _by_pieces(caption)
         found.append(tokens)
     return found
 
 
-def split(caption: str) -> list[str]:
-    """All tokens of a caption in lower case, including punctuation.
+def scan(caption: str) -> list[str]:
+    """All tokens of a caption in lower case, including punctuation, by trying all rules at every place.
 
-    >>> split("The dog's ball can't roll, etc.")
+    >>> scan("The dog's ball can't roll, etc.")
     ['the', 'dog', "'s", 'ball', 'ca', "n't", 'roll', ',', 'etc.', '.']
     """
-    # Not split(): a token may contain U+00A0.
-    tokens = _full(caption)
-    return tokens.split(" ") if tokens else []
-
-
-def scan(caption: str) -> list[str]:
-    """Same as `split`, by trying all rules at every place; the faster way is tested against it."""
     # The line end serves rules that look at the character after the last one.
     text = _WHITE_SPACE.sub(" ", caption) + "\n"
     tokens: list[str] = []
@@ -300,38 +293,28 @@ def scan(caption: str) -> list[str]:
     return [token.lower() for token in tokens]
 
 
-class _Splitter:
-    """Caption → its tokens joined by spaces, without `dropped` ones; pieces between white space are scanned once."""
+def _join(tokens: Sequence[str]) -> str:
+    return " ".join(token for token in tokens if token and token not in PUNCTUATION)
 
-    def __init__(self, dropped: frozenset[str]) -> None:
-        self._dropped = dropped
-        self._inner, self._last = _Pieces(self._join, last=False), _Pieces(self._join, last=True)
 
-    def __call__(self, caption: str) -> str:
-        pieces = caption.split()
-        if not pieces:
-            return ""
-        last = pieces.pop()
-        found = list(map(self._inner.__getitem__, pieces))
-        if None in found:
-            return self._join(scan(caption))
-        found.append(self._last[last])
-        return " ".join(filter(None, found))
-
-    def forget(self) -> None:
-        self._inner.clear()
-        self._last.clear()
-
-    def _join(self, tokens: Sequence[str]) -> str:
-        return " ".join(token for token in tokens if token and token not in self._dropped)
+def _by_pieces(caption: str) -> str:
+    """The caption's tokens without punctuation, joined by spaces; pieces between white space are scanned once."""
+    pieces = caption.split()
+    if not pieces:
+        return ""
+    last = pieces.pop()
+    found = list(map(_inner.__getitem__, pieces))
+    if None in found:
+        return _join(scan(caption))
+    found.append(_last[last])
+    return " ".join(filter(None, found))
 
 
 class _Pieces(dict[str, str | None]):
     """Piece of a caption → its tokens, joined; None if they may depend on the next piece."""
 
-    def __init__(self, join: Callable[[Sequence[str]], str], *, last: bool) -> None:
+    def __init__(self, *, last: bool) -> None:
         super().__init__()
-        self._join = join
         self._is_last = last
 
     def __missing__(self, piece: str) -> str | None:
@@ -340,22 +323,21 @@ class _Pieces(dict[str, str | None]):
         found: str | None
         plain = _PLAIN.fullmatch(piece)
         if plain and (word := plain[1].lower()) not in _NO_PLAIN_WORDS:
-            found = self._join([word, plain[2]])
+            found = _join([word, plain[2]])
         elif not self._is_last and _LOOKS_AHEAD.search(piece):
             found = None
         else:
-            found = self._join(scan(piece))
+            found = _join(scan(piece))
         self[piece] = found
         return found
 
 
-_full, _bare = _Splitter(frozenset()), _Splitter(PUNCTUATION)
+_inner, _last = _Pieces(last=False), _Pieces(last=True)
 # Caption → its tokens; references are scored many times.
 _tokenized: dict[str, str] = {}
 
 
 def forget() -> None:
     """Clear the caches of captions and pieces."""
-    _tokenized.clear()
-    for splitter in (_full, _bare):
-        splitter.forget()
+    for remembered in (_tokenized, _inner, _last):
+        remembered.clear()
