@@ -1,4 +1,4 @@
-"""Negatives are captions of other images, each as likely as the other."""
+"""Negatives are drawn uniformly from the captions of other images."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def owner(pool: CaptionPool, index: int) -> int:
     return int(pool.captions[index].split()[0])
 
 
-def test_hard_negatives_come_from_images_alike_and_never_from_the_image() -> None:
+def test_hard_negatives_come_from_similar_images_and_never_from_the_image() -> None:
     pool, pooled = clusters()
     hard = HardNegatives(pool, from_similar_images(pool, pooled, 0.15), NegativeSettings(hard=1.0, ramp_epochs=0))
     drawn = hard.draw(np.arange(20), 200, np.random.default_rng(1), epochs=0.0)
@@ -109,7 +109,7 @@ def test_every_caption_of_a_near_image_can_be_drawn() -> None:
     assert drawn == {index for image in near for index in pool.of_image(image).tolist()}
 
 
-def test_hard_captions_are_drawn_from_those_a_retriever_likes() -> None:
+def test_hard_captions_from_a_retriever() -> None:
     pool = CaptionPool([("a", "b"), ("c",), ("d", "e", "f")])
     likely = np.array([[2, 4], [0, 3], [1, 2]])
     hard = HardNegatives(pool, from_ranked_captions(likely), NegativeSettings(hard=1.0, ramp_epochs=0))

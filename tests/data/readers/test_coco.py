@@ -143,7 +143,7 @@ ONE = (1, "1.jpg")
         ({"images": [{"id": 1, "file_name": "a"}], "annotations": [3]}, r"annotations\[0\] is not an object"),
     ],
 )
-def test_what_can_be_wrong(write: Write, tmp_path: Path, value: Any, told: str) -> None:
+def test_errors(write: Write, tmp_path: Path, value: Any, told: str) -> None:
     write(value)
     with pytest.raises(DataError, match=rf"captions_train2014\.json: {told}"):
         read_dataset(tmp_path)

@@ -66,7 +66,7 @@ def test_a_tar_beside_photographs_is_not_the_data_set(tmp_path: Path) -> None:
     assert [record.id for record in read_dataset(tmp_path)] == ["b"]
 
 
-def test_a_mark_that_windows_puts_first_is_no_text(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_ignored(tmp_path: Path) -> None:
     content = {"images": [{"filename": "a.jpg", "split": "val", "sentences": [{"raw": "a dog"}]}]}
     (tmp_path / "data.json").write_text(json.dumps(content), encoding="utf-8-sig")
     assert len(read_dataset(tmp_path / "data.json")) == 1

@@ -66,7 +66,7 @@ def test_validation_is_the_end_of_training(
         ({"ann": {"/../../../x": {"caption": "a"}}}, "is outside the data set's folder"),
     ],
 )
-def test_what_can_be_wrong(tmp_path: Path, content: Any, told: str) -> None:
+def test_errors(tmp_path: Path, content: Any, told: str) -> None:
     write(tmp_path, "train", content)
     with pytest.raises(DataError, match=rf"insta-caption-train\.json: .*{told}|insta-caption-train\.json: {told}"):
         read_dataset(tmp_path)

@@ -147,7 +147,7 @@ def test_a_split_that_is_not_there(write: Write) -> None:
         dataset.split("test")
 
 
-def test_a_name_that_is_no_name_is_not_taken(write: Write) -> None:
+def test_an_invalid_name_is_not_used(write: Write) -> None:
     """Feature stores go into a folder called by it."""
     for name in ("../../elsewhere", "a/b", "", ".hidden", 3, "\ud800", "x" * 200):
         assert read_dataset(write(image(), dataset=name)).name == "dataset_tiny"

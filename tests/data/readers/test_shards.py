@@ -102,7 +102,7 @@ def test_one_shard(pack: Pack, tmp_path: Path) -> None:
         ([], "no picture found"),
     ],
 )
-def test_what_can_be_wrong(pack: Pack, members: list[tuple[str, Any]], told: str) -> None:
+def test_errors(pack: Pack, members: list[tuple[str, Any]], told: str) -> None:
     with pytest.raises(DataError, match=rf"a\.tar.*{told}"):
         read_dataset(pack("a.tar", *members))
 
