@@ -1,21 +1,21 @@
-"""What retrieval costs beside what it cannot do without, in one run.
+"""Speed and memory of retrieval, compared with the bare matrix product in the same run.
 
     .venv/bin/python benchmarks/retrieval.py [--rounds 7] [--skip-steps] [--skip-memory]
 
-Scoring: all similarities as `Retriever.similarity` gives them, and all ranks both ways (`vector_ranks`, the path of
-`evaluate-retrieval` and of validation), beside the bare matrix product `a @ b.T` of the same vectors in float32, at the
-widths of the Flickr8k recipes (256, with concepts 512) and of the paper (1024, 2048): 1,000 images and 5,000 captions
-(the splits of Flickr8k and Flickr30K), and 5,000 and 25,000 (COCO's), in strips of 1,000 images. 100 % of ranks would
-be ranks for nothing; the bar of scores is 90 %. A product that is written over the one before, into memory at hand, is
-no use to anyone who wants the scores; it shows what fresh memory costs, which ranks do without.
+Scoring: all similarities as `Retriever.similarity` computes them, and all ranks in both directions (`vector_ranks`, as
+in `evaluate-retrieval` and validation), relative to the bare product `a @ b.T` of the same vectors in float32. Widths
+are those of the Flickr8k recipes (256, with concepts 512) and of the paper (1024, 2048). Sizes are 1,000 images and
+5,000 captions (the splits of Flickr8k and Flickr30K), and 5,000 and 25,000 (COCO), in strips of 1,000 images. At 100 %
+ranking costs nothing on top of the product; scores should reach 90 %. A product that overwrites the same memory each
+time is not useful, but shows the cost of fresh memory, which ranks avoid.
 
-Steps: a step of DCL with coupled banks of 4096 beside one without, at the size of the Flickr8k recipes (`dcl-bank`,
-`dcl`), on random features and made-up captions: forward, backward, clipping, Adam, momentum and banks. Without sharing
-anything the momentum encoders' pass alone would make it 4/3; the bar is 1.6.
+Steps: a step of DCL with coupled banks of 4096, relative to one without, at the size of the Flickr8k recipes
+(`dcl-bank`, `dcl`), on random features and made-up captions: forward, backward, clipping, Adam, momentum and banks.
+The momentum encoders' pass alone would give a ratio of 4/3; it should be at most 1.6.
 
-Memory: the ranks of 5,000 images and 25,000 captions (COCO's test split), whose scores would be 500 MB in float32.
+Memory: the ranks of 5,000 images and 25,000 captions (COCO's test split), whose scores would take 500 MB in float32.
 
-CPU time on one thread, rounds alternate; ratios are of medians.
+CPU time on one thread, alternating rounds; ratios are of medians.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from __future__ import annotations
 import argparse
 import os
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy is there
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy is imported
 
 import resource
 import statistics
@@ -52,7 +52,7 @@ STRIP = 1000
 
 
 def unit_vectors(count: int, width: int, seed: int, common: NDArray[np.float32] | None = None) -> NDArray[np.float32]:
-    """Unit vectors; with what captions have in common with their images, R@1 is about 0.3 among 1,000."""
+    """Unit vectors; `common` is added to captions of these images, so that R@1 is about 0.3 among 1,000."""
     vectors = np.random.default_rng(seed).normal(size=(count, width)).astype(np.float32)
     if common is not None:
         vectors += 3 * np.repeat(common, count // len(common), axis=0)
@@ -67,7 +67,7 @@ def cpu_seconds(call: Callable[[], object]) -> float:
 
 
 def alternate(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Median CPU seconds of each; one round before is not counted."""
+    """Median CPU seconds of each, after a warm-up round."""
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for number in range(rounds + 1):
         for name, call in calls.items():
@@ -78,20 +78,20 @@ def alternate(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, 
 
 
 def product(images: torch.Tensor, captions: torch.Tensor, into: torch.Tensor | None = None) -> None:
-    """The bare product, a strip of images at a time; `into` is memory that each strip is written to."""
+    """The bare product, a strip of images at a time, optionally always into the same memory."""
     for start in range(0, len(images), STRIP):
         torch.mm(images[start : start + STRIP], captions.t(), out=into)
 
 
 def similarities(images: torch.Tensor, captions: torch.Tensor) -> None:
-    """What a retriever's `similarity` does with index vectors, a strip of images at a time."""
+    """As `Retriever.similarity` on index vectors, a strip of images at a time."""
     for start in range(0, len(images), STRIP):
         inner_products(images[start : start + STRIP], captions)
 
 
 def ranking(rounds: int, images: int, widths: tuple[int, ...]) -> None:
     owner = np.repeat(np.arange(images), CAPTIONS)
-    print(f"{images} images × {images * CAPTIONS} captions beside the bare product (bar: scores at least 90 %)")
+    print(f"{images} images × {images * CAPTIONS} captions relative to the bare product (scores should reach 90 %)")
     for width in widths:
         pictures = unit_vectors(images, width, 0)
         captions = unit_vectors(images * CAPTIONS, width, 1, pictures)
@@ -100,7 +100,7 @@ def ranking(rounds: int, images: int, widths: tuple[int, ...]) -> None:
             "product": partial(product, *both),
             "scores": partial(similarities, *both),
             "ranks": partial(vector_ranks, pictures, captions, owner, rounding=1e-6),
-            "written over": partial(product, *both, torch.empty(STRIP, len(captions))),
+            "overwritten": partial(product, *both, torch.empty(STRIP, len(captions))),
         }
         seconds = alternate(calls, rounds)
         share = {name: seconds["product"] / spent for name, spent in seconds.items()}
@@ -108,14 +108,14 @@ def ranking(rounds: int, images: int, widths: tuple[int, ...]) -> None:
         pairs = images * len(captions) / seconds["ranks"] / 1e6
         print(
             f"  width {width:5}: product {1e3 * seconds['product']:7.1f} ms; scores {share['scores']:6.1%}, ranks "
-            f"{share['ranks']:6.1%} of its speed ({share['written over']:.1%} when written over), "
+            f"{share['ranks']:6.1%} of its speed ({share['overwritten']:.1%} when overwritten), "
             f"{pairs:.1f} million pairs ranked a second (text→image R@1 {first:.2f})",
             flush=True,
         )
 
 
 def stepper(settings: CoderSettings, source: BatchSource) -> Callable[[], None]:
-    """A function that trains one step; batches are drawn before."""
+    """A function that trains one step on batches drawn before."""
     torch.manual_seed(0)
     target = CoderRetriever(RetrieverSettings(), Vocabulary(WORDS), IDENTITY)
     objective = Coder(settings, Roles(target)).train()
@@ -141,7 +141,7 @@ def stepper(settings: CoderSettings, source: BatchSource) -> Callable[[], None]:
 def steps(rounds: int) -> None:
     dataset, store = make_data(512)
     source = BatchSource(dataset, store, "train", 128, 1, 0, seed=0)
-    print("a step of DCL with banks of 4096 beside one without, 128 pairs (bar: at most 1.6)")
+    print("a step of DCL with banks of 4096 relative to one without, 128 pairs (should be at most 1.6)")
     calls: dict[str, Callable[[], object]] = {
         "without": stepper(CoderSettings(), source),
         "with banks": stepper(CoderSettings(bank=4096, diversity_of_bank=True), source),
@@ -176,7 +176,7 @@ def main() -> None:
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     if not chosen.skip_memory:
-        memory()  # first: the peak is of everything before it too
+        memory()  # first, since the peak includes everything before it
     ranking(chosen.rounds, 1000, (256, 512, 1024, 2048))
     ranking(max(1, chosen.rounds // 3), 5000, (512, 2048))
     if not chosen.skip_steps:

@@ -1,6 +1,6 @@
-"""One small exception tree. Every message names the file or key, says what is wrong and what to do.
+"""The exceptions. Every message names the file or key, what is wrong, and what to do.
 
-The command line prints these as one line and exits with status 2; anything else is a bug and keeps its traceback.
+The command line prints them as one line and exits with status 2. Any other exception is a bug and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ from collections.abc import Iterable
 
 
 class TellapartError(Exception):
-    """Base of everything a user can cause and mend."""
+    """Base class of errors that a user can cause and fix."""
 
 
 class RecipeError(TellapartError):
-    """A recipe does not say what it must, or says what nobody understands."""
+    """A recipe lacks a key, has an unknown key or an invalid value."""
 
 
 class DataError(TellapartError):
-    """A data set, an image or a caption file cannot be used."""
+    """A data set, an image or a caption file is missing, broken or inconsistent."""
 
 
 class StoreError(TellapartError):
-    """A feature store is missing, incomplete, or made from something else."""
+    """A feature store is missing, incomplete, or made from other data or by another encoder."""
 
 
 class RunError(TellapartError):
-    """A run folder or checkpoint cannot be used, or a training had to stop."""
+    """A run folder or checkpoint cannot be used, or training had to stop."""
 
 
 class MissingExtraError(TellapartError):

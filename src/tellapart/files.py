@@ -1,4 +1,4 @@
-"""Writing files so that nothing half-written is ever seen, and naming what they were made from."""
+"""Atomic writes, reads with clear errors, digests, and derived files that are made once."""
 
 from __future__ import annotations
 
@@ -14,19 +14,23 @@ from typing import Any
 from tellapart.errors import DataError
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write to a temporary name, flush to the disk, rename: a reader sees the old file or the new one."""
+@contextmanager
+def new_file(path: Path) -> Iterator[Path]:
+    """Write to the temporary path given; then it is flushed and renamed. A reader sees the old file or the new one."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with open(temporary, "w", encoding="utf-8") as handle:
-            handle.write(text)
-            handle.flush()
-            os.fsync(handle.fileno())
+        yield temporary
+        _flush_file(temporary)
         os.replace(temporary, path)
         _flush_folder(path.parent)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    with new_file(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -38,7 +42,7 @@ def write_jsonl(path: Path, rows: Iterable[Any]) -> None:
 
 
 def read_text(path: Path, what: str = "file") -> str:
-    """A UTF-8 file's text (without the mark that Windows puts first); one that has none is a `DataError`."""
+    """Read a UTF-8 file, without a byte order mark; a missing or undecodable file is a `DataError`."""
     try:
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
@@ -49,37 +53,46 @@ def read_text(path: Path, what: str = "file") -> str:
         raise DataError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8") from None
 
 
+def is_utf8(text: str) -> bool:
+    """Whether a text can be written as UTF-8: lone surrogates (from JSON, or undecodable file names) cannot."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def read_json(path: Path, what: str = "file") -> Any:
     """Parse a JSON file; a missing or broken one is a `DataError` that names it."""
     try:
         return json.loads(read_text(path, what))
     except json.JSONDecodeError as error:
-        raise DataError(f"{path}: not valid JSON (line {error.lineno}: {error.msg}); mend or replace it") from None
+        raise DataError(f"{path}: not valid JSON (line {error.lineno}: {error.msg}); fix or replace it") from None
 
 
 def read_jsonl(path: Path, what: str = "file") -> list[Any]:
     rows = []
-    # Not splitlines(): it would cut a caption at signs such as U+2028 or U+0085, which JSON leaves as they are.
+    # Not splitlines(): it would cut a caption at characters such as U+2028, which JSON does not escape.
     for number, line in enumerate(read_text(path, what).split("\n"), start=1):
         if not line.strip():
             continue
         try:
             rows.append(json.loads(line))
         except json.JSONDecodeError as error:
-            raise DataError(f"{path}: line {number} is not valid JSON ({error.msg}); mend or remove it") from None
+            raise DataError(f"{path}: line {number} is not valid JSON ({error.msg}); fix or remove it") from None
     return rows
 
 
 def find_or_make(path: Path, made_from: Any, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """A derived JSON file: read if it was made from the same, else made and written now.
+    """Read a derived JSON file if it was made from the same inputs, else make and write it.
 
-    A file of something else is removed before `make` is called, so that an interrupted call never leaves it beside
-    other files that `make` has written anew.
+    A file made from other inputs is removed before `make` is called, so that an interrupted call never leaves it beside
+    newer files that `make` has written.
 
     Args:
         path: the file.
-        made_from: plain data that decides its content; its digest is stored as `made_from`.
-        make: gives the content.
+        made_from: the inputs, as plain data; their digest is stored as `made_from`.
+        make: returns the content.
     """
     digest = digest_of(made_from)
     if path.exists():
@@ -111,7 +124,7 @@ def find_or_make_rows(path: Path, made_from: Any, make: Callable[[], list[Any]])
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Fill a folder under a temporary name; it gets its real name only when the block succeeds."""
+    """Fill a folder under a temporary name; rename it when the block succeeds."""
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f"{path.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
@@ -120,16 +133,20 @@ def new_folder(path: Path) -> Iterator[Path]:
         yield temporary
         for file in temporary.rglob("*"):
             if file.is_file():
-                with open(file, "rb") as handle:
-                    os.fsync(handle.fileno())
+                _flush_file(file)
         _replace_folder(temporary, path)
         _flush_folder(path.parent)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
+def _flush_file(path: Path) -> None:
+    with open(path, "rb") as handle:
+        os.fsync(handle.fileno())
+
+
 def _flush_folder(folder: Path) -> None:
-    """Make names lasting too: without it a power cut may undo a rename that was already relied on."""
+    """Flush the folder's entries: without it a power cut may undo a rename."""
     if hasattr(os, "O_DIRECTORY"):
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
@@ -139,7 +156,7 @@ def _flush_folder(folder: Path) -> None:
 
 
 def _replace_folder(new: Path, path: Path) -> None:
-    """Give a folder its name; one that had it before goes only when that has succeeded."""
+    """Rename a folder; a folder that had the name is deleted only after that has succeeded."""
     old = path.with_name(f"{path.name}.old")
     if path.exists():
         shutil.rmtree(old, ignore_errors=True)
@@ -165,7 +182,7 @@ def digest_of_file(path: Path) -> str:
 
 
 def cache_folder() -> Path:
-    """Where derived files of this program are kept: `$TELLAPART_CACHE`, else the user's cache folder."""
+    """The folder for derived files: `$TELLAPART_CACHE`, else the user's cache folder."""
     chosen = os.environ.get("TELLAPART_CACHE")
     if chosen:
         return Path(chosen)

@@ -1,4 +1,4 @@
-"""What all sections of a recipe share: strict pydantic models, `key=value` overrides, errors that name the key."""
+"""Shared by all sections of a recipe: strict pydantic models, `key=value` overrides, errors that name the key."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def set_override(content: dict[str, Any], override: str) -> None:
 
 
 def _number(text: str) -> str | float:
-    """YAML 1.1 reads `1e-4` as text; people mean the number."""
+    """YAML 1.1 reads `1e-4` as text; convert it to a number."""
     try:
         return float(text)
     except ValueError:
@@ -46,6 +46,7 @@ def _number(text: str) -> str | float:
 
 
 def explain(error: ValidationError, model: type[BaseModel], prefix: str) -> list[str]:
+    """One line per problem, with its full key."""
     lines = []
     for problem in error.errors():
         location = [str(part) for part in problem["loc"]]
@@ -63,7 +64,7 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str) -> list
 
 
 def _keys(model: type[BaseModel], path: Sequence[str]) -> list[str]:
-    """The keys a section of the model takes."""
+    """The known keys of a section."""
     for part in path:
         fields = {(field.alias or name): field for name, field in model.model_fields.items()}
         if part not in fields:

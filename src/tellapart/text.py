@@ -1,7 +1,7 @@
 """Words and vocabulary.
 
-A *normaliser* turns a sentence into words; both papers' rules exist by name (`NORMALISERS`). A `Vocabulary` is made
-from the captions of the training split only, so that no test word leaks into a model.
+A *normaliser* splits a sentence into words; `NORMALISERS` has the rules of both papers. A `Vocabulary` is built from
+the training captions only, so that no test word leaks into a model.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ PAD, START, END, UNKNOWN = 0, 1, 2, 3
 SPECIALS = ("<pad>", "<start>", "<end>", "<unk>")
 
 _WORD = re.compile(r"[^\W_]+")
-# Apostrophes join: "dog's" is one word, as in the papers' own preprocessing.
+# Apostrophes are dropped: "dog's" becomes one word, as in the papers.
 _APOSTROPHE = re.compile(r"(?<=\w)['’](?=\w)")
 
 
 def alphabetic_words(sentence: str) -> list[str]:
-    """The CL paper's rule: lower case; everything but letters and emoji is removed.
+    """The CL paper's rule: lower case, only letters and emoji kept.
 
     >>> alphabetic_words("Two dogs, 3 cats 🐈!")
     ['two', 'dogs', 'cats', '🐈']
@@ -33,10 +33,10 @@ def alphabetic_words(sentence: str) -> list[str]:
     kept = [" "]
     for character in _APOSTROPHE.sub("", _lower(sentence)):
         category = unicodedata.category(character)
-        # A mark belongs to the letter before it; the invisible one that styles an emoji is no word.
+        # A combining mark belongs to the letter before it; an emoji's variation selector is dropped.
         if category[0] == "L" or (category[0] == "M" and not kept[-1].endswith(" ")):
             kept.append(character)
-        elif category == "So":  # emoji are words of their own
+        elif category == "So":  # each emoji is a word
             kept.append(f" {character} ")
         else:
             kept.append(" ")
@@ -44,7 +44,7 @@ def alphabetic_words(sentence: str) -> list[str]:
 
 
 def plain_words(sentence: str) -> list[str]:
-    """The specificity paper's rule: lower case, punctuation removed, digits kept.
+    """The specificity paper's rule: lower case, letters and digits kept.
 
     >>> plain_words("The dog's No. 7 shirt.")
     ['the', 'dogs', 'no', '7', 'shirt']
@@ -53,7 +53,7 @@ def plain_words(sentence: str) -> list[str]:
 
 
 def _lower(sentence: str) -> str:
-    """Lower case in NFC: an accent stored as a mark of its own is no letter and would cut its word in two."""
+    """Lower case in NFC: an accent stored as a separate mark would split its word in two."""
     return unicodedata.normalize("NFC", sentence.lower())
 
 
@@ -66,14 +66,14 @@ def _words(sentence: str, normaliser: str) -> tuple[str, ...]:
 
 
 class Vocabulary:
-    """The words a captioner can say, with the rule that splits a sentence into them.
+    """The words a model knows, and the normaliser that splits a sentence into them.
 
-    Row order: `<pad>`, `<start>`, `<end>`, `<unk>`, then words by falling count (ties alphabetically).
+    Row order: `<pad>`, `<start>`, `<end>`, `<unk>`, then words by falling count, ties in alphabetical order.
 
     Args:
         words: the words after the four specials.
         normaliser: a name from `NORMALISERS`.
-        max_words: longer captions are cut to this many words (the CL paper: 18).
+        max_words: maximum number of words; longer captions are cut (CL paper: 18).
 
     Example:
         >>> vocabulary = Vocabulary.build(["A red car.", "a blue car"], min_count=2)
@@ -91,13 +91,13 @@ class Vocabulary:
         self.max_words = max_words
         self._row = {token: row for row, token in enumerate(self.tokens)}
         if len(self._row) != len(self.tokens):
-            raise DataError("a vocabulary holds the same word twice; build it again from the training captions")
+            raise DataError("a vocabulary has the same word twice; build it again from the training captions")
 
     @classmethod
     def build(
         cls, captions: Iterable[str], min_count: int = 5, normaliser: str = "plain", max_words: int = 18
     ) -> Vocabulary:
-        """From the *training* captions; words seen fewer than `min_count` times become `<unk>`."""
+        """Build from the *training* captions; words seen fewer than `min_count` times become `<unk>`."""
         empty = cls((), normaliser, max_words)
         counts = Counter(word for caption in captions for word in empty.words(caption))
         kept = sorted((word for word, count in counts.items() if count >= min_count), key=lambda w: (-counts[w], w))
@@ -107,7 +107,7 @@ class Vocabulary:
         return len(self.tokens)
 
     def words(self, sentence: str) -> list[str]:
-        """The sentence's words by this vocabulary's rule, cut to `max_words`; unknown words stay as they are."""
+        """The sentence's words by the normaliser, cut to `max_words`; unknown words are kept."""
         return list(_words(sentence, self.normaliser)[: self.max_words])
 
     def encode(self, sentence: str) -> list[int]:
@@ -116,13 +116,13 @@ class Vocabulary:
 
     def decode(self, rows: Iterable[int]) -> str:
         """Words up to the end token, joined by blanks."""
-        said = []
+        words = []
         for row in rows:
             if row == END:
                 break
             if row not in (PAD, START):
-                said.append(self.tokens[row])
-        return " ".join(said)
+                words.append(self.tokens[row])
+        return " ".join(words)
 
     def save(self, path: Path) -> None:
         settings = {"normaliser": self.normaliser, "max_words": self.max_words, "words": self.tokens[len(SPECIALS) :]}

@@ -1,4 +1,4 @@
-"""The feature store: what is written is what the encoder gave, whoever wrote it and however often it was stopped."""
+"""The feature store has the encoder's features, for any number of writers and interruptions."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def test_an_interrupted_store_continues(
     write_store(tmp_path / "whole", dataset, FakeEncoder())
     finished = interrupt(after)
     assert finished <= after
-    with pytest.raises(StoreError, match="no finished feature store is here; run 'tellapart prepare'"):
+    with pytest.raises(StoreError, match="no finished feature store here; run 'tellapart prepare'"):
         FeatureStore.open(tmp_path / "store")
     encoder = FakeEncoder()
     progress: list[tuple[int, int]] = []
@@ -230,7 +230,7 @@ def test_parts_are_named_from_one(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["0/2", "3/2", "2", "a/b", "1/0", "-1/2"])
-def test_what_is_no_part_is_refused(text: str) -> None:
+def test_invalid_parts(text: str) -> None:
     with pytest.raises(StoreError, match="write it as 1/4"):
         Part.parse(text)
 
@@ -255,7 +255,7 @@ def test_a_store_of_something_else_is_refused(dataset: Dataset, tmp_path: Path) 
     store.check(dataset, FakeEncoder().identity)
 
 
-def test_a_changed_plan_starts_anew(
+def test_a_changed_plan_starts_again(
     dataset: Dataset, tmp_path: Path, interrupt: Callable[[int], int], expected: np.ndarray
 ) -> None:
     assert interrupt(40) > 0
@@ -321,7 +321,7 @@ def test_too_many_broken_pictures_fail_until_they_are_allowed(dataset: Dataset, 
     assert encoder.encoded == 0, "everything that can be read had been encoded"
 
 
-def test_a_mended_picture_is_read_on_the_next_call(dataset: Dataset, tmp_path: Path) -> None:
+def test_a_fixed_picture_is_read_on_the_next_call(dataset: Dataset, tmp_path: Path) -> None:
     write_store(tmp_path / "whole", dataset, FakeEncoder())
     right = (dataset.root / "20.png").read_bytes()
     break_pictures(dataset, [20])
@@ -366,7 +366,7 @@ def test_a_damaged_store_is_refused(dataset: Dataset, tmp_path: Path) -> None:
     manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     whole = (folder / "features.npy").read_bytes()
     (folder / "manifest.json").write_text(json.dumps({**manifest, "shape": [IMAGES, 3, 4]}), encoding="utf-8")
-    with pytest.raises(StoreError, match=r"features\.npy is not what its manifest says"):
+    with pytest.raises(StoreError, match=r"features\.npy does not match its manifest"):
         FeatureStore.open(folder)
     (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     assert len(FeatureStore.open(folder)) == IMAGES
@@ -379,5 +379,5 @@ def test_a_damaged_store_is_refused(dataset: Dataset, tmp_path: Path) -> None:
 
 
 def test_no_store(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="no finished feature store is here"):
+    with pytest.raises(StoreError, match="no finished feature store here"):
         FeatureStore.open(tmp_path)

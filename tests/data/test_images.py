@@ -227,7 +227,7 @@ def test_a_huge_picture_is_refused_before_decoding(
 
     monkeypatch.setattr("PIL.ImageFile.ImageFile.load", decode)
     monkeypatch.setattr("PIL.PngImagePlugin.PngImageFile.load", decode, raising=False)
-    with pytest.raises(DataError, match=r"a\.png: .*pixels.* over the cap of 100,000,000; make it smaller"):
+    with pytest.raises(DataError, match=r"a\.png: .*pixels.* over the limit of 100,000,000; make it smaller"):
         load_image(path)
 
 

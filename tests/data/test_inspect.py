@@ -65,7 +65,7 @@ def test_figures(dataset: Dataset) -> None:
     assert found.missing is None
     assert found.broken is None
     assert found.identical is None
-    assert "pictures: not looked at" in describe(found)
+    assert "pictures: not checked" in describe(found)
 
 
 def test_pictures(dataset: Dataset) -> None:
@@ -88,7 +88,7 @@ def test_pictures(dataset: Dataset) -> None:
 def test_a_set_without_captions(tmp_path: Path) -> None:
     found = inspect_dataset(Dataset("plain", tmp_path, (Record("1", "1.jpg", "test", ()),)), images=False)
     assert (found.words, found.sample, found.captions_per_image) == (None, (), (0, 0.0, 0))
-    assert "words a caption" not in describe(found)
+    assert "words per caption" not in describe(found)
 
 
 def sized(name: str, train: int, val: int, test: int) -> Dataset:
@@ -157,7 +157,7 @@ def test_the_command(
     assert "checking images 6/6" in printed.err
     assert run(monkeypatch, path, "--no-images") == 0
     printed = capsys.readouterr()
-    assert "pictures: not looked at" in printed.out
+    assert "pictures: not checked" in printed.out
     assert printed.err == ""
     path.write_text("{", encoding="utf-8")
     assert run(monkeypatch, path) == 2

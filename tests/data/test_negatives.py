@@ -1,11 +1,11 @@
-"""Negatives are captions of other images, each as likely as the other."""
+"""Negatives are drawn uniformly from the captions of other images."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from tellapart.data.negatives import CaptionPool, HardNegatives, of_alike_images, of_likely_captions
+from tellapart.data.negatives import CaptionPool, HardNegatives, from_ranked_captions, from_similar_images
 from tellapart.data.neighbours import nearest_images
 from tellapart.data.settings import NegativeSettings
 from tellapart.errors import DataError
@@ -73,9 +73,9 @@ def owner(pool: CaptionPool, index: int) -> int:
     return int(pool.captions[index].split()[0])
 
 
-def test_hard_negatives_come_from_images_alike_and_never_from_the_image() -> None:
+def test_hard_negatives_come_from_similar_images_and_never_from_the_image() -> None:
     pool, pooled = clusters()
-    hard = HardNegatives(pool, of_alike_images(pool, pooled, 0.15), NegativeSettings(hard=1.0, ramp_epochs=0))
+    hard = HardNegatives(pool, from_similar_images(pool, pooled, 0.15), NegativeSettings(hard=1.0, ramp_epochs=0))
     drawn = hard.draw(np.arange(20), 200, np.random.default_rng(1), epochs=0.0)
     for image in range(20):
         owners = {owner(pool, index) for index in drawn[image]}
@@ -84,7 +84,7 @@ def test_hard_negatives_come_from_images_alike_and_never_from_the_image() -> Non
 
 def test_the_share_of_hard_ones_follows_the_curriculum() -> None:
     pool, pooled = clusters()
-    hard = HardNegatives(pool, of_alike_images(pool, pooled, 0.15), NegativeSettings(hard=0.8, ramp_epochs=2))
+    hard = HardNegatives(pool, from_similar_images(pool, pooled, 0.15), NegativeSettings(hard=0.8, ramp_epochs=2))
     assert [hard.share(epochs) for epochs in (0, 0.5, 1, 2, 5)] == pytest.approx([0, 0.2, 0.4, 0.8, 0.8])
     images = np.arange(20)
     for epochs, share in ((0.0, 0.0), (1.0, 0.4), (3.0, 0.8)):
@@ -103,16 +103,16 @@ def test_the_share_of_hard_ones_follows_the_curriculum() -> None:
 
 def test_every_caption_of_a_near_image_can_be_drawn() -> None:
     pool, pooled = clusters()
-    hard = HardNegatives(pool, of_alike_images(pool, pooled, 0.05), NegativeSettings(hard=1.0, ramp_epochs=0))
+    hard = HardNegatives(pool, from_similar_images(pool, pooled, 0.05), NegativeSettings(hard=1.0, ramp_epochs=0))
     drawn = set(hard.draw(np.arange(20), 300, np.random.default_rng(3), 1.0).ravel().tolist())
     near = set(nearest_images(pooled, 1).ravel().tolist())
     assert drawn == {index for image in near for index in pool.of_image(image).tolist()}
 
 
-def test_hard_captions_are_drawn_from_those_a_retriever_likes() -> None:
+def test_hard_captions_from_a_retriever() -> None:
     pool = CaptionPool([("a", "b"), ("c",), ("d", "e", "f")])
     likely = np.array([[2, 4], [0, 3], [1, 2]])
-    hard = HardNegatives(pool, of_likely_captions(likely), NegativeSettings(hard=1.0, ramp_epochs=0))
+    hard = HardNegatives(pool, from_ranked_captions(likely), NegativeSettings(hard=1.0, ramp_epochs=0))
     drawn = hard.draw(np.array([0, 1, 2, 0]), 50, np.random.default_rng(0), epochs=0.0)
     for image, row in zip((0, 1, 2, 0), drawn, strict=True):
         assert set(row.tolist()) == set(likely[image].tolist())

@@ -29,7 +29,7 @@ def test_equal_images_are_ordered_by_position_and_never_themselves() -> None:
     assert nearest_images(pooled, 3).tolist() == [[1, 2, 3], [0, 2, 3], [0, 1, 3], [0, 1, 2], [0, 1, 2], [0, 1, 2]]
 
 
-def test_an_image_without_features_is_nobodys_neighbour_first() -> None:
+def test_an_image_without_features_is_never_nearest() -> None:
     pooled = np.array([[1.0, 0.2], [0.0, 0.0], [1.0, 0.1]])
     assert nearest_images(pooled, 1).ravel().tolist() == [2, 0, 0]
 

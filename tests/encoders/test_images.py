@@ -41,12 +41,12 @@ def test_a_name_and_its_encoder(name: str, canonical: str, size: int, regions: i
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("efficientnet-lite0@abc", "'abc' is no size; give the input's side in pixels, as efficientnet-lite0@448"),
-        ("efficientnet-lite0@", "'' is no size"),
-        ("efficientnet-lite0@-32", "'-32' is no size"),
-        ("efficientnet-lite0@0", "'0' is no size"),
-        ("efficientnet-lite0@448.0", "'448.0' is no size"),
-        ("efficientnet-lite0@448@224", "'448@224' is no size"),
+        ("efficientnet-lite0@abc", "'abc' is not a size; give the input size in pixels: efficientnet-lite0@448"),
+        ("efficientnet-lite0@", "'' is not a size"),
+        ("efficientnet-lite0@-32", "'-32' is not a size"),
+        ("efficientnet-lite0@0", "'0' is not a size"),
+        ("efficientnet-lite0@448.0", "'448.0' is not a size"),
+        ("efficientnet-lite0@448@224", "'448@224' is not a size"),
         ("efficientnet-lite2@100", "the size must be a multiple of 32; try efficientnet-lite2@96"),
         ("efficientnet-lite2@9", "a multiple of 32; try efficientnet-lite2@32"),
         ("efficientnet-lite0:448", "with a size as in efficientnet-lite0@448"),
@@ -56,7 +56,7 @@ def test_a_name_and_its_encoder(name: str, canonical: str, size: int, regions: i
         ("clip", "say which model, as a folder or a model's id, as clip:FOLDER_OR_ID"),
         ("siglip:", "say which model"),
         ("clip@448", "say which model"),
-        ("timm:", "say which model, as timm:resnet50.a1_in1k"),
+        ("timm:", "name a model, e.g. timm:resnet50.a1_in1k"),
         ("", "there is no encoder ''; known: blip, clip"),
     ],
 )

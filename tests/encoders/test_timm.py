@@ -90,7 +90,7 @@ def test_what_timm_cannot_load(timm: dict[str, Any]) -> None:
     with pytest.raises(StoreError, match=r"encoder 'timm:nosuch': timm cannot load this model \(Unknown model .*\)$"):
         open_encoder("timm:nosuch")
     timm["wide"] = Fake("NCHW", settings={**SETTINGS, "input_size": (3, 8, 16)})
-    with pytest.raises(StoreError, match="wants pictures of 16×8 pixels; only squares"):
+    with pytest.raises(StoreError, match="needs pictures of 16×8 pixels; only square"):
         open_encoder("timm:wide")
 
 

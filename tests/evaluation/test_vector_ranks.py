@@ -1,4 +1,4 @@
-"""Ranks from vectors against ranks from the whole matrix in float64, where most scores are nearly tied too."""
+"""Ranks from vectors equal ranks from the whole float64 matrix, also where most scores are nearly tied."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def unit(rng: np.random.Generator, count: int, width: int, spread: float = 1.0) 
 
 @pytest.mark.parametrize("spread", [1.0, 1e-3, 1e-4])
 @pytest.mark.parametrize("sizes", [(5, 1), (300, 2), (7, 400)])
-def test_they_are_those_of_the_matrix_in_float64(spread: float, sizes: tuple[int, int]) -> None:
-    """With small spreads nearly all scores are closer than float32 can tell: the ranks are exact all the same."""
+def test_equal_to_float64_ranks(spread: float, sizes: tuple[int, int]) -> None:
+    """With small spreads nearly all scores differ by less than float32 resolves; the ranks are exact anyway."""
     rng = np.random.default_rng(0)
     images, each = sizes
     owner = np.repeat(np.arange(images), each)
@@ -35,12 +35,12 @@ def test_they_are_those_of_the_matrix_in_float64(spread: float, sizes: tuple[int
         assert seen[-1] == (images, images)
 
 
-def test_owners_may_come_in_any_order_and_blocks_have_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_order_of_owners_and_any_block_size(monkeypatch: pytest.MonkeyPatch) -> None:
     rng = np.random.default_rng(1)
     owner = rng.permutation(np.repeat(np.arange(23), 3))
     images, captions = unit(rng, 23, 8), unit(rng, 69, 8)
     expected = retrieval_ranks(images.astype(np.float64) @ captions.astype(np.float64).T, owner, rounding=1e-6)
-    for height, rows, columns in ((1, 1, 8), (10, 5, 16), (7, 5, 64), (1008, 252, 2032)):
+    for height, rows, columns in ((1, 1, 1), (10, 5, 16), (7, 5, 64), (500, 125, 5000)):
         monkeypatch.setattr(module, "HEIGHT", height)
         monkeypatch.setattr(module, "ROWS", rows)
         monkeypatch.setattr(module, "COLUMNS", columns)
@@ -49,16 +49,14 @@ def test_owners_may_come_in_any_order_and_blocks_have_any_size(monkeypatch: pyte
         assert found.text_to_image.tolist() == expected.text_to_image.tolist()
 
 
-def test_counts_fit_their_bytes() -> None:
-    """All scores tie: every count is the largest there can be, and every rank the last."""
+def test_counts_do_not_overflow() -> None:
+    """All scores tie: every count is the largest possible one, and every rank the last."""
     images, captions = np.ones((500, 3), np.float32), np.ones((4500, 3), np.float32)
     owner = np.repeat(np.arange(500), 9)
     found = vector_ranks(images, captions, owner, rounding=1e-6)
     assert set(found.image_to_text.tolist()) == {4500 - 9 + 1}
     assert set(found.text_to_image.tolist()) == {500}
     assert module.ROWS < 256
-    assert module.COLUMNS % 8 == 0
-    assert module.COLUMNS // 8 < 256
 
 
 def test_zero_vectors_tie_with_everything() -> None:
@@ -66,7 +64,7 @@ def test_zero_vectors_tie_with_everything() -> None:
     assert found.text_to_image.tolist() == [3, 3, 3]
 
 
-def test_mistakes_are_told() -> None:
+def test_errors() -> None:
     images, captions = np.ones((2, 3), np.float32), np.ones((2, 3), np.float32)
     with pytest.raises(DataError, match="not a number"):
         vector_ranks(np.full_like(images, np.nan), captions, np.arange(2))

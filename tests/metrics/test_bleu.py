@@ -116,7 +116,7 @@ def test_no_images() -> None:
     assert bleu_scores([], []).per_image.shape == (0, 4)
 
 
-def test_threads_share_what_is_remembered() -> None:
+def test_threads_share_the_cache() -> None:
     # Each thread brings words that no other has seen: were two of them to get one number, captions would match.
     def score(thread: int) -> float:
         words = [f"t{thread}w{i}" for i in range(400)]

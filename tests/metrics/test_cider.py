@@ -198,7 +198,7 @@ def test_keys_too_large_to_pack(
     np.testing.assert_array_equal(cider_scores(references, candidates).per_image, expected)
 
 
-def test_remembered_captions_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cached_captions_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     references, candidates = [["a dog", "the dog runs"], ["a red bus"]], ["a dog runs", "||||| bus"]
     expected = cider_scores(references, candidates).per_image
     # A full memory is replaced, and blocks of one caption are split like blocks of many.

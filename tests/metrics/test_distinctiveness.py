@@ -47,9 +47,9 @@ def test_a_caption_that_fits_others_scores_higher() -> None:
     assert cider_between(references, ["", "x", "y", "z"], similar).per_image.tolist() == [0.0] * 4
 
 
-def test_similar_images_that_cannot_be() -> None:
+def test_invalid_similar_images() -> None:
     references, candidates = [["a"], ["b"]], ["a", "b"]
-    with pytest.raises(DataError, match="image 1 is among its own"):
+    with pytest.raises(DataError, match="image 1 is in its own list"):
         cider_between(references, candidates, [[1], [1]])
     with pytest.raises(DataError, match="image 0 has no similar images"):
         cider_between(references, candidates, [[], [0]])
@@ -93,15 +93,15 @@ def test_length_and_precision_of_embeddings_make_no_difference() -> None:
     np.testing.assert_allclose(clip_scores(images, captions, weight=1.0), 1 / math.sqrt(3), rtol=1e-6)
 
 
-def test_embeddings_that_cannot_be() -> None:
+def test_invalid_embeddings() -> None:
     two = np.ones((2, 3))
-    with pytest.raises(ValueError, match="one image for each caption"):
+    with pytest.raises(ValueError, match="must have the same shape"):
         clip_scores(two, np.ones((3, 3)))
     with pytest.raises(ValueError, match="finite"):
         clip_scores(two, np.full((2, 3), np.nan))
     with pytest.raises(ValueError, match="at least one reference"):
         reference_clip_scores(two, two, two, np.array([0, 0]))
-    with pytest.raises(ValueError, match="a caption that is there"):
+    with pytest.raises(ValueError, match="an existing caption"):
         reference_clip_scores(two, two, np.ones((3, 3)), np.array([0, 1, 2]))
-    with pytest.raises(ValueError, match="a caption for each reference"):
+    with pytest.raises(ValueError, match="every reference needs a caption"):
         reference_clip_scores(two, two, two, np.array([0]))

@@ -152,7 +152,7 @@ def test_progress_counts_the_captions() -> None:
     assert seen == [(1, 3), (2, 3), (3, 3)]
 
 
-def test_what_cannot_be_measured() -> None:
+def test_unmeasurable_captions() -> None:
     with pytest.raises(DataError, match="between 1 and 2 captions; give the same number"):
         candidate_scores([["a", "b"], ["a"]], [["a"], ["a"]])
     with pytest.raises(DataError, match="at least two"):

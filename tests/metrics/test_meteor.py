@@ -27,7 +27,7 @@ from tellapart.errors import MissingExtraError
 from tellapart.metrics.meteor import data, lexicon, meteor_scores
 from tellapart.metrics.meteor.beam import align_all
 from tellapart.metrics.meteor.definition import Match, align, find_matches
-from tellapart.metrics.meteor.matches import Captions, find_all_matches
+from tellapart.metrics.meteor.matches import CaptionArrays, find_all_matches
 from tellapart.metrics.meteor.normalise import normalise
 from tellapart.metrics.meteor.stemmer import stem
 from tellapart.metrics.ptb import tokenize
@@ -105,8 +105,8 @@ def test_all_at_once_equals_one_by_one() -> None:
     known = lexicon.open_lexicon()
     references, candidates = known.words_of(texts[:300]), known.words_of(texts[300:])
     candidate_of = np.sort(np.arange(300) % 100)
-    one = Captions.of(references)
-    matches = find_all_matches(known, Captions.of(candidates), one, candidate_of)
+    one = CaptionArrays.of(references)
+    matches = find_all_matches(known, CaptionArrays.of(candidates), one, candidate_of)
     alignments = align_all(matches, one.length)
     rows: list[list[Match]] = [[] for _ in references]
     fields = (matches.start, matches.length, matches.candidate_start, matches.candidate_length, matches.module)

@@ -63,7 +63,7 @@ def test_the_best_precision_and_recall_may_be_of_different_references() -> None:
     assert rouge_scores([["a b c d e", "b"]], ["a b"]).corpus == pytest.approx(1.0, abs=1e-12)
 
 
-def test_words_are_what_single_blanks_separate() -> None:
+def test_words_are_separated_by_single_spaces() -> None:
     # A U+00A0 is part of a word, and two blanks have an empty word between them.
     assert rouge_scores([["1\u00a01/2 cups"]], ["1 1/2"]).corpus == 0.0
     for reference, candidate in [("a  b", "a b"), (" a", "a"), ("", "a"), ("", ""), ("a\tb", "a b"), ("a", " ")]:

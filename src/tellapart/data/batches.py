@@ -1,8 +1,8 @@
-"""Batches: images encoded once, captions as strings, and the pairs between them.
+"""Batches: encoded images, captions as strings, and the pairs between them.
 
-The order of images, the draw of captions and negatives and all noise are functions of (seed, epoch, step): to resume
-a training is arithmetic, nothing is remembered. Every step's batch is drawn whole, then dealt out in successive shares
-to processes and to the parts of an accumulated step; what is drawn for an image does not depend on its share.
+The order of images, the captions and negatives drawn and all noise are functions of (seed, epoch, step), so training
+can resume at any step without stored state. Each step's batch is drawn as a whole, then divided among processes and
+the parts of an accumulated step. What is drawn for an image does not depend on how the batch is divided.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from tellapart.data.features import FeatureStore
-from tellapart.data.negatives import CaptionPool, HardNegatives, of_alike_images, of_likely_captions
+from tellapart.data.negatives import CaptionPool, HardNegatives, from_ranked_captions, from_similar_images
 from tellapart.data.neighbours import nearest_images
 from tellapart.data.records import Dataset, Record
 from tellapart.data.settings import NegativeSettings
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 
 class Kind(enum.IntEnum):
-    """What a pair of an image and a caption is."""
+    """The kind of a pair of image and caption."""
 
     POSITIVE = 0
     NEGATIVE = 1
@@ -38,8 +38,8 @@ class Kind(enum.IntEnum):
 class Pairs:
     """Which caption is scored against which image.
 
-    Pairs of one kind stand together. Negatives follow the order of the positives, K for each, so that scores of
-    the negatives viewed as `[P, K]` line up with the scores of the positives `[P]`.
+    Pairs of one kind are contiguous. Negatives follow the order of the positives, K for each, so that their scores
+    viewed as `[P, K]` line up with the scores of the positives `[P]`.
     """
 
     image_row: torch.Tensor
@@ -64,13 +64,13 @@ class Batch:
     Attributes:
         ids: image ids, one per image row.
         features: encoder name -> region features `[images, regions, width]`.
-        captions: caption strings; each model tokenises them for itself.
+        captions: caption strings; each model tokenises them itself.
         pairs: which caption is scored against which image.
-        first: position of the first image in the step's whole batch, of which this may be one process's share.
-        whole: images in the whole batch.
-        noise_seed: what `uniform` draws from.
+        first: position of this share's first image in the step's whole batch.
+        whole: number of images in the whole batch.
+        noise_seed: seed of `uniform` and `generator`.
         source: the split it comes from; `None` for a batch made by hand.
-        places: of each caption, its place among all captions of the split.
+        places: position of each caption among all captions of the split.
     """
 
     ids: list[str]
@@ -85,48 +85,48 @@ class Batch:
     _memo: dict[Hashable, Any] = field(default_factory=dict, repr=False)
 
     def once(self, key: Hashable, compute: Callable[[], T]) -> T:
-        """Compute something at most once per step, so that composed objectives share a forward pass."""
+        """Compute a value at most once per step, so that composed objectives share a forward pass."""
         if key not in self._memo:
             self._memo[key] = compute()
         value: T = self._memo[key]
         return value
 
     def uniform(self, name: str, *shape: int) -> torch.Tensor:
-        """Noise in [0, 1) for each image, `[images, *shape]`: that of an image is the same whatever share it is in.
+        """Noise in [0, 1) for each image, `[images, *shape]`, independent of how the batch is divided.
 
         Args:
-            name: what it is for; another name is other noise.
-            shape: of one image's noise.
+            name: its purpose; each name gives different noise.
+            shape: shape of one image's noise.
         """
         whole = len(self.ids) if self.whole is None else self.whole
         noise = torch.rand(whole, *shape, generator=self.generator(name))[self.first : self.first + len(self.ids)]
         return noise.to(self.pairs.kind.device)
 
     def generator(self, name: str) -> torch.Generator:
-        """Draws the same on the CPU in every process: for what is drawn over the gathered batch.
+        """A CPU generator that is equal in every process, for draws over the gathered batch.
 
         Args:
-            name: what it is for; another name draws other numbers.
+            name: its purpose; each name gives different numbers.
         """
         seed = np.random.SeedSequence([*self.noise_seed, *name.encode()]).generate_state(1, np.uint64)
         return torch.Generator().manual_seed(int(seed[0] >> np.uint64(1)))
 
     def image_numbers(self) -> torch.Tensor:
-        """Which images of the split these are, `[images]`: what a bank knows them by in later steps."""
+        """Positions of the images in the split, `[images]`; banks identify images by them across steps."""
         device = self.pairs.kind.device
         if self.source is None:
             return torch.arange(len(self.ids), device=device)
         return self.source.numbers(self.ids).to(device)
 
     def to(self, device: torch.device) -> Batch:
-        """The same batch on a device, with nothing computed yet."""
+        """The same batch on a device, without memoised values."""
         pairs = Pairs(*(t.to(device) for t in (self.pairs.image_row, self.pairs.caption_row, self.pairs.kind)))
         features = {name: values.to(device) for name, values in self.features.items()}
         places = None if self.places is None else self.places.to(device)
         return replace(self, features=features, pairs=pairs, places=places, _memo={})
 
     def forget(self) -> None:
-        """Drop what `once` remembers: after an update it is no longer true."""
+        """Drop the memoised values: after an update they are stale."""
         self._memo.clear()
 
 
@@ -140,16 +140,16 @@ class BatchSource:
         images_per_batch: the last batch of an epoch may hold fewer.
         captions_per_image: draw this many of an image's captions each time; `None` takes all of them.
         negatives: K captions of other images per positive (0 for none).
-        negative_settings: where those come from.
-        bucket_batches: sort the images of so many successive batches by the length of their captions, then shuffle the
-            batches, so that captions of a batch are about equally long.
+        negative_settings: how they are drawn.
+        bucket_batches: number of successive batches whose images are sorted by caption length before the batches are
+            shuffled, so that the captions of a batch have about equal lengths.
         seed: everything is drawn from (seed, epoch, step).
-        rank: which of `world` processes this is. Together they see what one process would see.
-        world: how many processes share each batch.
-        parts: so many successive parts make a step's batch, for accumulation.
-        likely_captions: `[images, candidates]`, captions of other images that a retriever takes for each image's: what
-            hard negatives are drawn from; by default they are captions of images that look alike.
-        more_stores: the same images' features by other encoders, for frozen models that read them.
+        rank: rank of this process. All processes together see what one process would see.
+        world: number of processes that share each batch.
+        parts: number of parts of a step's batch, for gradient accumulation.
+        likely_captions: `[images, candidates]`, captions of other images that a retriever ranks high for each image;
+            hard negatives are drawn from them. By default they are drawn from the captions of similar images.
+        more_stores: features of the same images by other encoders, for frozen models that need them.
     """
 
     def __init__(
@@ -183,32 +183,32 @@ class BatchSource:
         self.parts = parts
         self.pool = CaptionPool([record.captions for record in self.records])
         if negatives and len(self.records) < 2:
-            raise DataError(f"the split '{split}' has one image with captions; negatives need captions of another one")
+            raise DataError(f"the split '{split}' has one captioned image; negatives need two")
         self.hard: HardNegatives | None = None
         if negatives and negative_settings is not None and negative_settings.hard > 0:
             choose = (
-                of_alike_images(self.pool, store.pooled(self.rows), negative_settings.top)
+                from_similar_images(self.pool, store.pooled(self.rows), negative_settings.top)
                 if likely_captions is None
-                else of_likely_captions(likely_captions)
+                else from_ranked_captions(likely_captions)
             )
             self.hard = HardNegatives(self.pool, choose, negative_settings)
         self._memo: dict[Hashable, Any] = {}
 
     def __len__(self) -> int:
-        """Steps in an epoch."""
+        """Number of steps in an epoch."""
         return -(-len(self.records) // self.images_per_batch)
 
     def at(self, step: int, part: int = 0, shuffle: bool = True) -> Batch:
-        """This process's share of the batch of a global step (0-based), whatever came before it.
+        """This process's share of the batch of a global step (0-based); independent of earlier steps.
 
-        With more processes than images some shares are empty.
+        With more processes than images, some shares are empty.
         """
         epoch, position = divmod(step, len(self))
         order = self._order(epoch) if shuffle else np.arange(len(self.records))
         chosen = order[position * self.images_per_batch : (position + 1) * self.images_per_batch]
         rng = np.random.default_rng([self.seed, 1, epoch, position])
         shares = np.array_split(np.arange(len(chosen)), self.parts * self.world)
-        # Part by part and within a part by rank: shares gathered in that order are the whole batch in its order.
+        # By part, then by rank: shares gathered in this order give the whole batch in its order.
         share = shares[part * self.world + self.rank]
         return self._batch(chosen, share, rng, epoch + position / len(self), (self.seed, 2, epoch, position))
 
@@ -219,7 +219,7 @@ class BatchSource:
                 yield self.at(position, part, shuffle)
 
     def positives(self) -> Iterator[Batch]:
-        """Every caption of the split with its image, in record order, nothing drawn: this process's shares.
+        """This process's shares of every caption of the split with its image, in record order; nothing is drawn.
 
         The shares of all processes, gathered batch by batch, give the captions in the order of `Batch.places`.
         """
@@ -231,10 +231,9 @@ class BatchSource:
             yield self._assemble(images, torch.from_numpy(places), torch.from_numpy(image_row), Kind.POSITIVE)
 
     def distracted(self, batch: Batch) -> Batch:
-        """A batch's true captions against other images: each image's distractor, the one that looks most like it.
+        """Pair a batch's true captions with distractors: for each image, the most similar other image.
 
-        A distractor is chosen once: an image has the same one whenever it comes up. The pairs are of the kind
-        `DISTRACTOR`, in the order of the batch's positives.
+        An image always has the same distractor. The pairs have the kind `DISTRACTOR`, in the order of the positives.
         """
         assert batch.places is not None
         images = self._distractor[[self._image_of_id[id] for id in batch.ids]]
@@ -243,11 +242,11 @@ class BatchSource:
         return self._assemble(images, places, image_row, Kind.DISTRACTOR).to(image_row.device)
 
     def numbers(self, ids: Sequence[str]) -> torch.Tensor:
-        """The places of these images in the split."""
+        """Positions of these images in the split."""
         return torch.tensor([self._image_of_id[id] for id in ids], dtype=torch.long)
 
     def once(self, key: Hashable, compute: Callable[[], T]) -> T:
-        """Compute something at most once for the whole split, e.g. what a frozen model says of its pairs."""
+        """Compute a value at most once for the split, e.g. the scores of a frozen model."""
         if key not in self._memo:
             self._memo[key] = compute()
         value: T = self._memo[key]
@@ -260,11 +259,11 @@ class BatchSource:
     @cached_property
     def _distractor(self) -> np.ndarray:
         if len(self.records) < 2:
-            raise DataError("distractors need at least two images, and this split has one; add images")
+            raise DataError("distractors need at least two images, but this split has one; add images")
         return nearest_images(self.store.pooled(self.rows), 1)[:, 0]
 
     def _assemble(self, images: np.ndarray, places: torch.Tensor, image_row: torch.Tensor, kind: Kind) -> Batch:
-        """The captions at these places, each against its image."""
+        """A batch of the captions at these positions, each paired with its image."""
         return Batch(
             ids=[self.records[image].id for image in images],
             features=self._features(images),
@@ -275,7 +274,7 @@ class BatchSource:
         )
 
     def _features(self, images: np.ndarray) -> dict[str, torch.Tensor]:
-        """Encoder name -> grids of these images, of every encoder that some model reads."""
+        """Encoder name -> grids of these images, for every store."""
         rows = [self.rows[image] for image in images]
         return {store.encoder.name: torch.from_numpy(store.grid(rows)) for store in self.stores}
 
@@ -287,7 +286,7 @@ class BatchSource:
         window = self.bucket_batches * self.images_per_batch
         buckets = [order[at : at + window] for at in range(0, len(order), window)]
         order = np.concatenate([bucket[np.argsort(self._lengths[bucket], kind="stable")] for bucket in buckets])
-        # The ragged batch stays last, so that every other batch is a full one.
+        # The incomplete batch stays last, so that all others are full.
         whole = len(order) // self.images_per_batch * self.images_per_batch
         shuffled = rng.permutation(order[:whole].reshape(-1, self.images_per_batch)).ravel()
         return np.concatenate([shuffled, order[whole:]])
@@ -310,7 +309,7 @@ class BatchSource:
         positives = np.concatenate(captions)
         negatives = self._draw_negatives(chosen[image_row], rng, epochs)
 
-        # Dealt out after everything is drawn: what a process gets does not depend on how many there are.
+        # Divided after everything is drawn, so that the draws do not depend on the number of processes.
         mine = np.isin(np.arange(len(chosen)), share)
         kept = mine[image_row]
         new_row = np.cumsum(mine) - 1

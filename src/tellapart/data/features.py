@@ -1,12 +1,12 @@
 """The feature store: region grids and pooled features of every image in one memory-mapped array.
 
-A finished store is a folder: `features.npy` (float16, `[images, regions + 1, width]`; the last region is the mean of
-the others), `manifest.json` (what it was made from) and, where pictures could not be read, `skipped.jsonl`. Opening
-maps the file and reads nothing; a batch reads only its own rows.
+A finished store is a folder with `features.npy` (float16, `[images, regions + 1, width]`; the last region is the mean
+of the others), `manifest.json` (what it was made from) and, if pictures could not be read, `skipped.jsonl`. Opening it
+only maps the file; a batch reads only its own rows.
 
-While it is being written, the array and one marker per finished shard lie in `writing-PLAN/`. Shards never overlap and
-are cut alike by every process, so that many processes or machines may each write some of them, a killed job continues
-with those that are missing, and what is on the disk in the end does not depend on any of that.
+During writing, the array and one marker per finished shard are in `writing-PLAN/`. Every process divides the images
+into the same shards, so that several processes or machines can each write some of them, and a killed job continues
+with the missing ones. The finished files are the same either way.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class FeatureStore:
     @classmethod
     def open(cls, folder: Path) -> FeatureStore:
         if not (folder / "manifest.json").exists():
-            raise StoreError(f"{folder}: no finished feature store is here; run 'tellapart prepare' (again) to make it")
+            raise StoreError(f"{folder}: no finished feature store here; run 'tellapart prepare' to make it")
         manifest = read_json(folder / "manifest.json", "manifest")
         try:
             features = np.load(folder / "features.npy", mmap_mode="r")
@@ -66,9 +66,7 @@ class FeatureStore:
                 f"{folder}: features.npy cannot be read ({error}); remove the folder and prepare again"
             ) from None
         if list(features.shape) != manifest["shape"]:
-            raise StoreError(
-                f"{folder}: features.npy is not what its manifest says; remove the folder and prepare again"
-            )
+            raise StoreError(f"{folder}: features.npy does not match its manifest; remove the folder and prepare again")
         encoder = EncoderIdentity(**manifest["encoder"])
         return cls(features, encoder, manifest["records"], frozenset(manifest["skipped"]))
 
@@ -87,7 +85,7 @@ class FeatureStore:
         return np.asarray(self._features[np.asarray(rows, dtype=np.int64), part], dtype=np.float32)
 
     def check(self, dataset: Dataset, encoder: EncoderIdentity) -> None:
-        """Refuse a store made from other records or by another encoder."""
+        """Raise if the store was made from other records or by another encoder."""
         if self.records != dataset.digest:
             raise StoreError(f"this feature store was made from other records than {dataset.name}; prepare it again")
         if self.encoder != encoder:
@@ -99,7 +97,7 @@ class FeatureStore:
 
 @dataclass(frozen=True)
 class Part:
-    """Which shards a process writes: every `of`-th, beginning with number `index` (from 0)."""
+    """The shards that a process writes: every `of`-th, starting at `index` (from 0)."""
 
     index: int = 0
     of: int = 1
@@ -109,7 +107,7 @@ class Part:
         """`"2/4"` is the second of four parts."""
         index, _, of = text.partition("/")
         if not (index.isdecimal() and of.isdecimal() and 1 <= int(index) <= int(of)):
-            raise StoreError(f"'{text}' is no part; write it as 1/4, 2/4, …")
+            raise StoreError(f"'{text}' is not a part; write it as 1/4, 2/4, …")
         return cls(int(index) - 1, int(of))
 
 
@@ -125,18 +123,18 @@ def write_store(
     max_skipped: float = 0.01,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> FeatureStore | None:
-    """Encode every image of the data set, or this process's part of it; continue if an earlier call was interrupted.
+    """Encode every image of the data set, or one part of them; continue an interrupted call.
 
     Args:
-        folder: where the store is or will be.
+        folder: folder of the store.
         dataset: the records; row r of the store is record r.
-        encoder: gives the features.
-        part: the shards this call writes; the whole store by default.
-        max_skipped: fail when a larger share of the pictures cannot be read.
-        on_progress: called with images done and images in all, of this part.
+        encoder: computes the features.
+        part: the shards this call writes; by default all.
+        max_skipped: fail if a larger share of the pictures cannot be read.
+        on_progress: called with the images done and the number of images of this part.
 
     Returns:
-        The store; `None` while shards of other parts are missing.
+        The store, or `None` while shards of other parts are missing.
     """
     identity = encoder.identity
     if (folder / "manifest.json").exists():
@@ -158,21 +156,21 @@ def write_store(
     except OSError as error:
         raise StoreError(
             f"{folder}: the features could not be written ({error}); finished shards are kept, "
-            "mend the cause and run the same command again"
+            "fix the cause and run the same command again"
         ) from None
 
 
 def _lay_out(work: Path, plan: dict[str, Any]) -> Path:
-    """An empty array of the planned size, made by whichever process comes first."""
+    """Create an empty array of the planned size, unless another process has."""
     work.mkdir(parents=True, exist_ok=True)
     array, temporary = work / "features.npy", work / f".features.{os.getpid()}.tmp"
     if not array.exists():
         try:
-            # Only a header and a length: a sparse file, whatever its size.
+            # A sparse file: only the header is written.
             np.lib.format.open_memmap(temporary, mode="w+", dtype=np.float16, shape=tuple(plan["shape"])).flush()
             os.link(temporary, array)
         except FileExistsError:
-            pass  # another process was faster; its array is the same
+            pass  # created by another process in the meantime
         finally:
             temporary.unlink(missing_ok=True)
     return array
@@ -187,7 +185,7 @@ def _marker(work: Path, start: int) -> Path:
 
 
 def _is_done(work: Path, start: int, dataset: Dataset) -> bool:
-    """Whether a shard is on the disk and none of the pictures it skipped has been mended since."""
+    """Whether a shard is written and all pictures it skipped are still unreadable."""
     marker = _marker(work, start)
     if not marker.exists():
         return False
@@ -221,7 +219,7 @@ def _write_shards(
     done = total - sum(map(len, shards))
     batches = [records[at : at + BATCH] for records in shards for at in range(0, len(records), BATCH)]
     encoded = encode_batches(dataset, batches, encoder)
-    # Plain writes, not through the map: a full disk is then an error here, and not a killed process.
+    # Plain writes, not through the memory map: a full disk then raises an error instead of killing the process.
     layout = np.load(array, mmap_mode="r")
     row_bytes = layout.nbytes // max(1, len(layout))
     with open(array, "r+b") as handle:
@@ -243,10 +241,9 @@ def _write_shards(
 def encode_batches(
     dataset: Dataset, batches: Sequence[Sequence[Record]], encoder: ImageEncoder
 ) -> Iterator[tuple[np.ndarray, list[dict[str, str]]]]:
-    """Features of these batches of records in order, float16 with the mean last, and the pictures that were skipped.
+    """Features of each batch of records in order, float16 with the mean last, and the pictures that were skipped.
 
-    Each worker decodes and encodes whole batches, one ahead of what is asked for, so that every core is busy and
-    memory stays bounded.
+    Each worker decodes and encodes whole batches. A bounded number of batches is queued ahead, which bounds memory.
     """
 
     def work(records: Sequence[Record]) -> tuple[np.ndarray, list[dict[str, str]]]:
@@ -283,26 +280,26 @@ def _check_skipped(folder: Path, skipped: int, of: int, max_skipped: float) -> N
         path = folder / "skipped.jsonl"
         raise StoreError(
             f"{path}: {skipped} of {of} pictures cannot be read, first: {read_jsonl(path)[0]['reason']}; "
-            "mend them, or allow more with --max-skipped"
+            "fix them, or allow more with --max-skipped"
         )
 
 
 def _finish(
     folder: Path, work: Path, plan: dict[str, Any], dataset: Dataset, max_skipped: float
 ) -> FeatureStore | None:
-    """When every shard is there: name what was skipped, move the array to its place, write the manifest.
+    """When every shard is written: list the skipped pictures, move the array into place, write the manifest.
 
-    Several processes may get here at once, and one may be killed at any line: each line can be run again.
+    Several processes may run this at once, and one may be killed at any line: every line can be run again.
     """
     markers = [_marker(work, start) for start in _shards(dataset)]
     try:
         skipped = [row for marker in markers for row in read_jsonl(marker)]
-    except DataError:  # a marker is missing: another part is not done, or another process has just finished it all
+    except DataError:  # a marker is missing: another part is not done, or another process has just finished the store
         return FeatureStore.open(folder) if (folder / "manifest.json").exists() else None
     if skipped:
         write_jsonl(folder / "skipped.jsonl", skipped)
     else:
-        (folder / "skipped.jsonl").unlink(missing_ok=True)  # of an earlier call, before pictures were mended
+        (folder / "skipped.jsonl").unlink(missing_ok=True)  # left by an earlier call, before the pictures were fixed
     _check_skipped(folder, len(skipped), len(dataset), max_skipped)
     if (work / "features.npy").exists():
         os.replace(work / "features.npy", folder / "features.npy")

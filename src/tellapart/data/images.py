@@ -1,4 +1,4 @@
-"""Safe decoding of pictures: an allow-list of formats, a pixel cap read from the header, upright RGB."""
+"""Decode pictures safely: an allow-list of formats, a pixel limit checked in the header, upright RGB."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ FORMATS = ("JPEG", "PNG", "WEBP")
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp"})
 MAX_PIXELS = 100_000_000
 
-# The size is checked from the header, before a pixel is decoded; Pillow's own warning would say it twice. Switched off
-# once and for all: pictures are decoded in several threads, and Python's filters are not made for that.
+# The size is checked from the header before decoding, so Pillow's warning is redundant. It is disabled globally, since
+# warning filters are not thread-safe and pictures are decoded in several threads.
 warnings.filterwarnings("ignore", category=Image.DecompressionBombWarning)
 
 _TURNS = {
@@ -36,8 +36,7 @@ def load_image(path: Path, at_least: int | None = None) -> Image.Image:
 
     Args:
         path: the file, or one in an uncompressed tar: `shard.tar/000012.jpg`.
-        at_least: when both sides may shrink to no less than this, a JPEG is decoded at a fraction of its size,
-            which is about twice as fast.
+        at_least: a JPEG may be decoded at a fraction of its size, both sides at least this long; about twice as fast.
     """
     inside = split_tar_path(path)
     try:
@@ -45,7 +44,7 @@ def load_image(path: Path, at_least: int | None = None) -> Image.Image:
         with Image.open(source, formats=FORMATS) as image:
             if image.width * image.height > MAX_PIXELS:
                 raise DataError(
-                    f"{path}: {image.width}×{image.height} pixels are over the cap of {MAX_PIXELS:,}; make it smaller"
+                    f"{path}: {image.width}×{image.height} pixels are over the limit of {MAX_PIXELS:,}; make it smaller"
                 )
             if at_least is not None:
                 image.draft("RGB", (at_least, at_least))
@@ -54,21 +53,21 @@ def load_image(path: Path, at_least: int | None = None) -> Image.Image:
         raise DataError(f"{path}: this picture does not exist; check the path") from None
     except UnidentifiedImageError:
         raise DataError(f"{path}: not a picture in a known format; use {', '.join(FORMATS)}") from None
-    except Image.DecompressionBombError:  # Pillow's own, higher cap, also read from the header
-        raise DataError(f"{path}: its pixels are over the cap of {MAX_PIXELS:,}; make it smaller") from None
+    except Image.DecompressionBombError:  # Pillow's own, higher limit, also checked in the header
+        raise DataError(f"{path}: its pixels are over the limit of {MAX_PIXELS:,}; make it smaller") from None
     except (OSError, SyntaxError, ValueError) as error:
         raise DataError(f"{path}: this picture is broken ({error}); replace or remove it") from None
 
 
 def image_bytes(path: Path) -> bytes:
-    """A picture's file as it is, from a folder or from a tar."""
+    """The bytes of a picture's file, from a folder or a tar."""
     inside = split_tar_path(path)
     return path.read_bytes() if inside is None else member_bytes(*inside)
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    """Turned as its EXIF block says. Of the block only this is read: much of what cameras write there is broken."""
-    image.load()  # for a PNG, reading the block decodes the pixels: what is wrong with those is not to be forgiven
+    """Rotate by the EXIF orientation. Nothing else is read from the block: cameras often write broken data there."""
+    image.load()  # for a PNG, getexif() decodes the pixels; errors in them must not be caught below
     try:
         orientation = image.getexif().get(ExifTags.Base.Orientation)
     except (SyntaxError, ValueError, TypeError, KeyError, struct.error):
@@ -79,10 +78,10 @@ def _upright(image: Image.Image) -> Image.Image:
 
 def _as_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I;16") or image.mode == "I":
-        # Pillow clips 16-bit greyscale when it converts; bring it to 8 bits by scale.
+        # Pillow clips 16-bit greyscale when it converts; scale it to 8 bits instead.
         return image.point(lambda value: value / 256).convert("L").convert("RGB")
     if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
-        # Transparent pixels are shown on white, as a page would show them.
+        # Transparent pixels become white.
         layer = image.convert("RGBA")
         white = Image.new("RGBA", layer.size, "white")
         return Image.alpha_composite(white, layer).convert("RGB")

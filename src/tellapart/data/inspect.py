@@ -1,4 +1,4 @@
-"""What is in a data set, before hours are spent on it: counts, captions, pictures that are missing or broken."""
+"""Inspect a data set before it is used: counts, captions, missing and broken pictures."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from tellapart.text import plain_words
 THREADS = 4
 QUANTILES = (5, 25, 50, 75, 95)
 
-# A picture that decodes at this size decodes at every size; smaller is faster.
+# Pictures are decoded at this size, which finds the same errors as full size and is faster.
 DECODE_AT = 64
 
 
 @dataclass(frozen=True)
 class Published:
-    """Split sizes of a known data set as somebody published them; None where no such split is told of."""
+    """Published split sizes of a data set (train, val, test); None for a split that is not published."""
 
     name: str
     sizes: tuple[int, int, int | None]
 
 
-# By a word in the data set's name.
+# Key: part of the data set's name.
 PUBLISHED = {
     "flickr8k": (Published("Flickr8k's own lists, Karpathy", (6_000, 1_000, 1_000)),),
     "flickr30k": (
@@ -50,20 +50,20 @@ PUBLISHED = {
 
 @dataclass(frozen=True)
 class Inspection:
-    """What `inspect_dataset` found. The last three are None when pictures were not looked at.
+    """The result of `inspect_dataset`. The last three are None if pictures were not checked.
 
     Attributes:
-        images: images in each split that has some.
-        captions: captions in each of these splits.
-        left_out: images that the source captions but puts in no split.
-        captions_per_image: smallest, mean and largest number.
-        words: words a caption (punctuation left out): mean, quantiles in per cent, largest; None without captions.
-        repeated_captions: captions that repeat an earlier one, letter for letter.
+        images: number of images in each non-empty split.
+        captions: number of captions in each of these splits.
+        left_out: number of captioned images that the source puts in no split.
+        captions_per_image: minimum, mean and maximum.
+        words: words per caption (without punctuation): mean, quantiles in per cent, maximum; None without captions.
+        repeated_captions: number of captions that are equal to an earlier one.
         sample: three captions from across the set, with the ids of their images.
-        published: the published split sizes of a set that goes by this name, and whether this one has them.
-        missing: ids of images whose file is not there.
+        published: the published split sizes for this name, and whether this data set has them.
+        missing: ids of images whose file does not exist.
         broken: ids of images that cannot be decoded, and why.
-        identical: groups of ids whose files are the same, byte for byte.
+        identical: groups of ids whose files have the same bytes.
     """
 
     name: str
@@ -83,12 +83,12 @@ class Inspection:
 def inspect_dataset(
     dataset: Dataset, images: bool = True, on_progress: Callable[[int, int], None] | None = None
 ) -> Inspection:
-    """Look through a data set.
+    """Inspect a data set.
 
     Args:
-        dataset: what a reader gave.
+        dataset: the data set.
         images: also decode every picture.
-        on_progress: called with pictures looked at and pictures in all.
+        on_progress: called with the pictures done and the number of pictures.
 
     Example:
         >>> inspect_dataset(read_dataset(Path("dataset_flickr8k.json"))).images      # doctest: +SKIP
@@ -100,7 +100,7 @@ def inspect_dataset(
         captions[record.split] += len(record.captions)
     numbers = [len(record.captions) for record in dataset]
     said = [(record.id, caption) for record in dataset for caption in record.captions]
-    missing, broken, identical = _look_at(dataset, on_progress) if images else (None, None, None)
+    missing, broken, identical = _check_pictures(dataset, on_progress) if images else (None, None, None)
     return Inspection(
         name=dataset.name,
         images={split: counts[split] for split in SPLITS if split in counts},
@@ -134,7 +134,7 @@ def _published(name: str, counts: Counter[str]) -> tuple[tuple[Published, bool],
     )
 
 
-def _look_at(
+def _check_pictures(
     dataset: Dataset, on_progress: Callable[[int, int], None] | None
 ) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...], tuple[tuple[str, ...], ...]]:
     """Missing, broken and identical pictures."""
@@ -142,12 +142,12 @@ def _look_at(
     broken: list[tuple[str, str]] = []
     same: dict[bytes, list[str]] = {}
 
-    def look(record: Record) -> tuple[bytes | None, str | None]:
-        return _look(dataset, record)
+    def check(record: Record) -> tuple[bytes | None, str | None]:
+        return _check_picture(dataset, record)
 
     with ThreadPoolExecutor(THREADS) as pool:
         for done, (record, (digest, wrong)) in enumerate(
-            zip(dataset.records, pool.map(look, dataset.records), strict=True), start=1
+            zip(dataset.records, pool.map(check, dataset.records), strict=True), start=1
         ):
             if digest is not None:
                 same.setdefault(digest, []).append(record.id)
@@ -160,8 +160,8 @@ def _look_at(
     return tuple(missing), tuple(broken), tuple(tuple(ids) for ids in same.values() if len(ids) > 1)
 
 
-def _look(dataset: Dataset, record: Record) -> tuple[bytes | None, str | None]:
-    """The digest of a picture's file, unless it cannot be read, and what is wrong with it; two Nones: it is missing."""
+def _check_picture(dataset: Dataset, record: Record) -> tuple[bytes | None, str | None]:
+    """The digest of a picture's file (None if unreadable) and what is wrong with it; both are None if it is missing."""
     path = dataset.path(record)
     try:
         digest = hashlib.sha256(image_bytes(path)).digest()
@@ -177,7 +177,7 @@ def _look(dataset: Dataset, record: Record) -> tuple[bytes | None, str | None]:
 
 
 def describe(found: Inspection, most: int = 10) -> str:
-    """An inspection for people; of long lists only the first are shown."""
+    """An inspection as text; long lists are cut after `most` entries."""
     lines = [f"{found.name}: {sum(found.images.values()):,} images, {sum(found.captions.values()):,} captions"]
     lines += [
         f"  {split:5} {count:>9,} images {found.captions[split]:>9,} captions" for split, count in found.images.items()
@@ -186,14 +186,14 @@ def describe(found: Inspection, most: int = 10) -> str:
         lines.append(f"  {found.left_out:,} captioned images are in no split and left out")
     lines += _describe_published(found)
     least, mean, largest = found.captions_per_image
-    lines.append(f"captions an image: {least} to {largest}, mean {mean:.2f}")
+    lines.append(f"captions per image: {least} to {largest}, mean {mean:.2f}")
     if found.words is not None:
         mean, quantiles, largest = found.words
         shown = ", ".join(f"{length} ({percent} %)" for percent, length in quantiles.items())
-        lines.append(f"words a caption: mean {mean:.1f}; {shown}; longest {largest}")
+        lines.append(f"words per caption: mean {mean:.1f}; {shown}; longest {largest}")
         lines.append(f"captions that repeat another: {found.repeated_captions:,}")
     if found.missing is None or found.broken is None or found.identical is None:
-        lines.append("pictures: not looked at")
+        lines.append("pictures: not checked")
     else:
         lines += _listed("missing pictures", found.missing, most)
         lines += _listed("broken pictures", [f"{id}: {wrong}" for id, wrong in found.broken], most)

@@ -1,4 +1,4 @@
-"""Negatives: captions of other images, drawn uniformly, from images that look alike, or as a retriever ranks them."""
+"""Negatives: captions of other images, drawn uniformly, from similar images, or from those a retriever ranks high."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tellapart.errors import DataError
 
 
 class CaptionPool:
-    """All captions of a split, laid out image by image.
+    """All captions of a split, in one list, image by image.
 
     Args:
         captions_of_image: the captions of each image, in image order.
@@ -33,23 +33,23 @@ class CaptionPool:
         return np.arange(self.starts[image], self.starts[image] + self.counts[image])
 
     def negatives(self, images: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-        """For each image, `count` captions drawn uniformly from all captions but its own: indices `[images, count]`.
+        """Draw `count` captions for each image, uniformly from all captions but its own: indices `[images, count]`.
 
-        The draw is over the pool without the image's block, then shifted past the block: exact, nothing is redrawn.
+        The draw is over the pool without the image's own block, then shifted past that block. Nothing is redrawn.
         """
         own = self.counts[images][:, None]
         if (own >= len(self.captions)).any():
-            raise DataError("negatives need the captions of at least two images, and this split has one; add images")
+            raise DataError("negatives need captions of at least two images, but this split has one; add images")
         drawn = rng.integers(0, len(self.captions) - own, size=(len(images), count))
         return np.asarray(drawn + np.where(drawn >= self.starts[images][:, None], own, 0))
 
 
-# Given images `[n]`, how many captions for each, and a generator: hard captions `[n, count]`.
+# (images `[n]`, captions per image, generator) -> hard captions `[n, count]`.
 Choose = Callable[[np.ndarray, int, np.random.Generator], np.ndarray]
 
 
-def of_alike_images(pool: CaptionPool, pooled: np.ndarray, top: float) -> Choose:
-    """Captions of images drawn uniformly from the nearest `top` share of the split (cosine of pooled features)."""
+def from_similar_images(pool: CaptionPool, pooled: np.ndarray, top: float) -> Choose:
+    """Draw captions of images from the nearest `top` share of the split (cosine of pooled features)."""
     nearest = nearest_images(pooled, max(1, min(len(pooled) - 1, round(top * len(pooled)))))
 
     def choose(images: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
@@ -59,24 +59,23 @@ def of_alike_images(pool: CaptionPool, pooled: np.ndarray, top: float) -> Choose
     return choose
 
 
-def of_likely_captions(likely: np.ndarray) -> Choose:
-    """Captions drawn uniformly from those that a retriever takes for the image's: indices `[images, candidates]`."""
+def from_ranked_captions(ranked: np.ndarray) -> Choose:
+    """Draw from captions of other images that a retriever ranks high for the image: indices `[images, candidates]`."""
 
     def choose(images: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-        return np.asarray(likely[images[:, None], rng.integers(0, likely.shape[1], size=(len(images), count))])
+        return np.asarray(ranked[images[:, None], rng.integers(0, ranked.shape[1], size=(len(images), count))])
 
     return choose
 
 
 class HardNegatives:
-    """Captions that nearly fit, mixed with uniform ones by a curriculum.
+    """Negatives that nearly fit, mixed with uniform ones by a curriculum.
 
-    The chance of a negative to be hard rises linearly from 0 to `settings.hard` in the first `settings.ramp_epochs`
-    epochs.
+    The probability that a negative is hard rises linearly from 0 to `settings.hard` over `settings.ramp_epochs` epochs.
 
     Args:
         pool: the split's captions.
-        choose: where hard ones come from: `of_alike_images` or `of_likely_captions`.
+        choose: draws the hard ones: `from_similar_images` or `from_ranked_captions`.
         settings: the recipe's `negatives` section.
     """
 
@@ -86,12 +85,12 @@ class HardNegatives:
         self.settings = settings
 
     def share(self, epochs: float) -> float:
-        """The chance of a negative to be hard after so many epochs."""
+        """The probability that a negative is hard after this many epochs."""
         ramp = self.settings.ramp_epochs
         return self.settings.hard * (1.0 if ramp == 0 else min(1.0, epochs / ramp))
 
     def draw(self, images: np.ndarray, count: int, rng: np.random.Generator, epochs: float) -> np.ndarray:
-        """As `CaptionPool.negatives`, with hard ones among them."""
+        """Like `CaptionPool.negatives`, with a share of hard ones."""
         drawn = self.pool.negatives(images, count, rng)
         hard = self.choose(images, count, rng)
         return np.where(rng.random(drawn.shape) < self.share(epochs), hard, drawn)

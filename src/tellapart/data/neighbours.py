@@ -6,13 +6,13 @@ import numpy as np
 
 
 def nearest_images(pooled: np.ndarray, count: int, chunk: int = 1024) -> np.ndarray:
-    """For each image the `count` most similar other images, nearest first: positions `[images, count]`.
+    """The `count` most similar other images of each image, nearest first: positions `[images, count]`.
 
-    Equal similarities are ordered by position. The work is quadratic, the memory `chunk × images`.
+    Equal similarities are ordered by position. Time is quadratic in the images, memory is `chunk × images`.
 
     Args:
         pooled: features `[images, width]`.
-        count: how many neighbours; fewer than there are images.
+        count: number of neighbours, below the number of images.
         chunk: images compared at a time.
 
     Example:
@@ -29,7 +29,7 @@ def nearest_images(pooled: np.ndarray, count: int, chunk: int = 1024) -> np.ndar
         similarity = unit[start : start + chunk] @ unit.T
         rows = np.arange(len(similarity))
         similarity[rows, start + rows] = -np.inf  # not itself
-        # The `count` best in any order, then those in order; everything equal to the last of them competes too.
+        # Partition for the `count` best, then sort these; ties with the last one are sorted too.
         threshold = np.partition(similarity, images - count, axis=1)[:, images - count]
         for row in rows:
             candidates = np.flatnonzero(similarity[row] >= threshold[row])

@@ -1,4 +1,4 @@
-"""From a data source to records and their features, done once and found again."""
+"""Turn a data source into records and features; both are made once and reused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tellapart.progress import OnProgress
 
 @dataclass(frozen=True)
 class Prepared:
-    """Records and their features, row for row."""
+    """A data set and its feature store: record r has row r."""
 
     dataset: Dataset
     store: FeatureStore
@@ -27,22 +27,22 @@ class Prepared:
 def prepare(
     settings: DataSettings, on_progress: OnProgress | None = None, encoder: ImageEncoder | None = None
 ) -> Prepared:
-    """Read (or render) the data, encode its images, or find what an earlier call has made.
+    """Read (or render) the data and encode its images, or reuse the result of an earlier call.
 
     Args:
         settings: the recipe's `data` section.
-        on_progress: called with what is being done, how many are done, and of how many.
-        encoder: gives the features; by default `settings.encoder`.
+        on_progress: called with the name of the task, the number done and the total.
+        encoder: computes the features; by default `settings.encoder`.
     """
     prepared = prepare_part(settings, WHOLE, on_progress, encoder)
-    assert prepared is not None, "the whole of a store leaves no part missing"
+    assert prepared is not None, "no part can be missing when all are written"
     return prepared
 
 
 def prepare_part(
     settings: DataSettings, part: Part, on_progress: OnProgress | None = None, encoder: ImageEncoder | None = None
 ) -> Prepared | None:
-    """As `prepare`, but encode only one part of the images; `None` while other processes' parts are missing."""
+    """Like `prepare`, but encode only one part of the images; `None` while parts of other processes are missing."""
 
     def report(what: str) -> Callable[[int, int], None]:
         return lambda done, of: on_progress(what, done, of) if on_progress is not None else None
@@ -64,7 +64,7 @@ def prepare_part(
 
 
 def open_dataset(settings: DataSettings, on_progress: Callable[[int, int], None] | None = None) -> Dataset:
-    """The records alone."""
+    """Read (or render) the data set, without features."""
     if settings.source != "scenes":
         return read_dataset(Path(settings.source))
     from tellapart.data.scenes import VERSION, write_scenes

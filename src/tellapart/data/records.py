@@ -1,4 +1,4 @@
-"""The one schema every reader produces: an image, its captions, its split."""
+"""The records that every reader returns: an image, its captions, its split."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SPLITS = ("train", "val", "test")
 class Record:
     """One image with its captions.
 
-    `image` is relative to the data set's `root`; `family` names a group of near-duplicates where a set has them.
+    `image` is relative to the data set's `root`. `family` names a group of near-duplicates, if the data set has them.
     """
 
     id: str
@@ -29,11 +29,11 @@ class Record:
 
 @dataclass(frozen=True)
 class Dataset:
-    """Records in a fixed order, and the folder their images are in.
+    """Records in a fixed order, and the folder of their images.
 
-    Images in `skipped` (their pictures cannot be read) keep their row but are in no split.
-
-    `left_out` counts the images that the source captions but puts in no split.
+    Attributes:
+        left_out: number of captioned images that the source puts in no split.
+        skipped: ids of images whose pictures cannot be read; they keep their row but are in no split.
 
     Example:
         >>> data = Dataset("two", Path("."), (Record("1", "1.jpg", "train", ("a cat",)),))
@@ -51,7 +51,7 @@ class Dataset:
     def __post_init__(self) -> None:
         for row, record in enumerate(self.records):
             if record.id in self._rows:
-                raise DataError(f"{self.name}: the id '{record.id}' stands for two images; ids must be unique")
+                raise DataError(f"{self.name}: the id '{record.id}' is used for two images; ids must be unique")
             self._rows[record.id] = row
 
     def __len__(self) -> int:
@@ -61,14 +61,14 @@ class Dataset:
         return iter(self.records)
 
     def row(self, id: str) -> int:
-        """Position of an image among all records, which is its row in the feature store."""
+        """Position of an image among all records, equal to its row in the feature store."""
         return self._rows[id]
 
     def split(self, name: str) -> list[Record]:
         found = [record for record in self.records if record.split == name and record.id not in self.skipped]
         if not found:
             has = sorted({record.split for record in self.records})
-            raise DataError(f"{self.name}: no image is in the split '{name}'; the splits there are: {', '.join(has)}")
+            raise DataError(f"{self.name}: no image is in the split '{name}'; its splits are: {', '.join(has)}")
         return found
 
     def path(self, record: Record) -> Path:
@@ -76,5 +76,5 @@ class Dataset:
 
     @cached_property
     def digest(self) -> str:
-        """Names this content: ids, image names, splits, captions, in order."""
+        """Identifies the content: ids, image names, splits, captions, in order."""
         return digest_of([[r.id, r.image, r.split, list(r.captions), r.family] for r in self.records])

@@ -1,4 +1,4 @@
-"""Members of uncompressed tar files, read in place: nothing is unpacked, so nothing can land where it should not."""
+"""Read members of uncompressed tar files in place. Nothing is unpacked, so nothing can be written outside a folder."""
 
 from __future__ import annotations
 
@@ -8,22 +8,23 @@ from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
 from tellapart.errors import DataError
+from tellapart.files import is_utf8
 
-# name -> (where its bytes begin, how many there are)
+# name -> (offset, size) in bytes
 Members = dict[str, tuple[int, int]]
 
 _indexing = threading.Lock()
 
 
 def tar_members(path: Path) -> Members:
-    """Where each plain file of a tar begins and how long it is; read again only when the file has changed."""
+    """Offset and size of each file in a tar; indexed again only when the tar has changed."""
     about = path.stat()
-    with _indexing:  # else every thread of a pool would index the same new shard
+    with _indexing:  # otherwise every thread of a pool would index the same new shard
         return _index(str(path), about.st_mtime_ns, about.st_size)
 
 
 def member_bytes(path: Path, name: str) -> bytes:
-    """One member's content. Each call opens the file anew, so that threads share no position in it."""
+    """One member's content. Each call opens the tar, so that threads do not share a file position."""
     place = tar_members(path).get(name)
     if place is None:
         raise FileNotFoundError(f"{path}: has no member '{name}'")
@@ -34,7 +35,7 @@ def member_bytes(path: Path, name: str) -> bytes:
 
 
 def split_tar_path(path: Path) -> tuple[Path, str] | None:
-    """`shards/0.tar/a.jpg` as the tar and the member's name; None when the path leads into no tar file."""
+    """Split `shards/0.tar/a.jpg` into the tar and the member's name; None if the path is not inside a tar."""
     for parent in path.parents:
         if parent.suffix == ".tar" and parent.is_file():
             return parent, path.relative_to(parent).as_posix()
@@ -43,7 +44,7 @@ def split_tar_path(path: Path) -> tuple[Path, str] | None:
 
 @lru_cache(maxsize=256)
 def _index(path: str, mtime: int, size: int) -> Members:
-    """`mtime` and `size` are there to tell a changed file from the one indexed before."""
+    """`mtime` and `size` are part of the cache key, so that a changed file is indexed again."""
     members: Members = {}
     try:
         with tarfile.open(path, "r:") as tar:
@@ -53,25 +54,16 @@ def _index(path: str, mtime: int, size: int) -> Members:
                 where = f"{path}: the member {member.name!r}"
                 name = PurePosixPath(member.name)
                 if name.is_absolute() or ".." in name.parts:
-                    raise DataError(f"{where} leaves the tar's folder; pack it again with plain names")
+                    raise DataError(f"{where} points outside the tar's folder; pack it again with plain names")
                 if not member.isreg() or member.issparse():
-                    raise DataError(f"{where} is no plain file; pack it again without links")
-                if not _is_utf8(member.name):
+                    raise DataError(f"{where} is not a plain file; pack it again without links")
+                if not is_utf8(member.name):
                     raise DataError(f"{where} has a name that is not UTF-8 text; pack it again")
                 if str(name) in members:
-                    raise DataError(f"{where} is there twice; names must be unique")
+                    raise DataError(f"{where} occurs twice; names must be unique")
                 members[str(name)] = member.offset_data, member.size
     except (tarfile.TarError, EOFError, ValueError) as error:
         raise DataError(
-            f"{path}: not an uncompressed tar that can be read ({error}); decompress it, or fetch it again"
+            f"{path}: cannot be read as an uncompressed tar ({error}); decompress it, or fetch it again"
         ) from None
     return members
-
-
-def _is_utf8(name: str) -> bool:
-    """Whether a name was UTF-8: tarfile keeps bytes that are not as halves of characters."""
-    try:
-        name.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True

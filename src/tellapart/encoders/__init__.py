@@ -1,7 +1,7 @@
-"""Frozen pretrained image encoders, by name. Everything that turns pictures into features gets its encoder here.
+"""Frozen pretrained image encoders, by name.
 
 `efficientnet-lite0`, `efficientnet-lite2@448`, `clip:FOLDER_OR_ID`, `siglip:FOLDER_OR_ID`, `timm:MODEL`;
-docs/encoders.md says what each of them is.
+docs/encoders.md describes them.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from tellapart.encoders.base import ImageEncoder
 
 
 def open_encoder(name: str, threads: int | None = None, device: str | None = None) -> ImageEncoder:
-    """The encoder of this name.
+    """Open the encoder with this name.
 
     Args:
-        name: a family of the registry, with what the family wants after `@` or `:`.
-        threads: how many cores to use (default: all that this process may); where torch runs, it has its own setting.
+        name: a family of the registry, with the family's option after `@` or `:`.
+        threads: number of cores to use (default: all available ones); torch has its own setting.
         device: run in torch on this device (`"cuda"`, `"mps"`, `"cpu"`; `accelerator()` finds one). By default an
-            encoder runs on the CPU in the way that is fastest there.
+            encoder uses its fastest way to run on the CPU.
 
     Example:
         >>> open_encoder("efficientnet-lite0@448").identity.regions

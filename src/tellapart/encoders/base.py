@@ -1,6 +1,6 @@
-"""What every image encoder is: a picture becomes a grid of region features, under an identity that names how.
+"""The interface of image encoders: a picture becomes a grid of region features, and an identity says how.
 
-Nothing heavy is imported here: captioners, stores and checkpoints need only the identity.
+Nothing heavy is imported here, since captioners, stores and checkpoints need only the identity.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from tellapart.files import digest_of
 if TYPE_CHECKING:
     import torch
 
-# So many pixels go through a network at once, however many pictures are asked for: memory stays flat at any size.
+# Pixels that go through a network at once; this bounds memory at any number and size of pictures.
 PIXELS_AT_ONCE = 16 * 224 * 224
 
 
 @dataclass(frozen=True)
 class EncoderIdentity:
-    """What makes two feature sets comparable: the network, its weights and the preprocessing.
+    """What decides whether two sets of features are comparable: network, weights and preprocessing.
 
-    `open_encoder(identity.name)` builds the encoder again; whether it is the same one, the other fields say.
+    `open_encoder(identity.name)` opens the encoder again; compare the identities to check that it is the same.
     """
 
     name: str
@@ -47,7 +47,7 @@ class EncoderIdentity:
 
     @property
     def folder(self) -> str:
-        """A name for a folder of this encoder's features: its own, or one made of it where it is a path.
+        """A folder name for this encoder's features: its own name, made safe if it contains a path.
 
         >>> EncoderIdentity("efficientnet-lite0@448", "", "", 196, 1280).folder
         'efficientnet-lite0@448'
@@ -62,7 +62,7 @@ class EncoderIdentity:
 
 
 class ImageEncoder(Protocol):
-    """What a store or a captioner needs of an encoder; `concurrency` is how many threads may call it with profit."""
+    """The part of an encoder that stores and captioners use; `concurrency` is the useful number of calling threads."""
 
     size: int
     concurrency: int
@@ -74,14 +74,14 @@ class ImageEncoder(Protocol):
 
 
 class GridEncoder(ABC):
-    """The part that all encoders share: squeeze, normalise, run a few pictures at a time.
+    """Base class of encoders: squeeze, normalise, run a few pictures at a time.
 
-    The whole picture is squeezed to a square, so that nothing at its edges is lost to a caption. `mean` and `std`
-    are those of bytes (0 to 255).
+    The whole picture is squeezed to a square, so that nothing at its edges is lost. `mean` and `std` are on the scale
+    of bytes (0 to 255).
 
     Args:
-        threads: threads that may be at work at once (default: the cores this process may use).
-        runs: how many of them may run the network, however many call `encode`; the others decode and wait.
+        threads: number of threads (default: the available cores).
+        runs: maximum number of threads that run the network at once; the others decode and wait.
     """
 
     size: int
@@ -96,21 +96,26 @@ class GridEncoder(ABC):
     @property
     @abstractmethod
     def identity(self) -> EncoderIdentity:
-        """What this encoder's features may be compared with."""
+        """The identity of this encoder's features."""
 
     @abstractmethod
     def run(self, pixels: np.ndarray) -> np.ndarray:
-        """The network: `[N, 3, size, size]` to `[N, regions, width]`, float32."""
+        """Run the network: `[N, 3, size, size]` to `[N, regions, width]`, float32."""
 
     def squeeze(self, image: Image.Image) -> Image.Image:
         if image.size == (self.size, self.size):
             return image
         return image.resize((self.size, self.size), self.resample)
 
+    def preprocessing(self) -> str:
+        """The preprocessing, as part of the identity."""
+        mean, std = (", ".join(f"{value:.6g}" for value in values) for values in (self.mean, self.std))
+        return f"squeeze to {self.size}×{self.size} {self.resample.name.lower()}, (x-[{mean}])/[{std}]"
+
     def pixels(self, images: Sequence[Image.Image]) -> np.ndarray:
         """Pictures as the network's input `[N, 3, size, size]`, float32."""
         squeezed = np.stack([np.asarray(self.squeeze(image)) for image in images])
-        # Planes first, then arithmetic in place: five times as fast as on pixels of three bytes.
+        # Channels first, then arithmetic in place: five times as fast as on interleaved pixels.
         pixels = squeezed.transpose(0, 3, 1, 2).astype(np.float32, order="C")
         pixels -= np.asarray(self.mean, np.float32)[:, None, None]
         pixels /= np.asarray(self.std, np.float32)[:, None, None]
@@ -132,10 +137,7 @@ class GridEncoder(ABC):
 
 
 def run_torch(grid: torch.nn.Module, pixels: np.ndarray, device: str) -> np.ndarray:
-    """A grid network in eager torch, one call at a time.
-
-    TF32 stays off, so that features of a GPU are close to those of a CPU.
-    """
+    """Run a grid network in eager torch, without TF32, so that features of a GPU are close to those of a CPU."""
     import torch
 
     with torch.inference_mode(), torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
@@ -144,7 +146,7 @@ def run_torch(grid: torch.nn.Module, pixels: np.ndarray, device: str) -> np.ndar
 
 
 def check_device(device: str) -> str:
-    """The device, if torch can use it here."""
+    """Return the device if torch can use it, else raise."""
     import torch
 
     try:
@@ -156,7 +158,7 @@ def check_device(device: str) -> str:
 
 
 def accelerator() -> str | None:
-    """The accelerator of this machine, `"cuda"` or `"mps"`, if it has one: what to give `open_encoder` as `device`."""
+    """The accelerator of this machine, `"cuda"` or `"mps"`, or None."""
     import torch
 
     if torch.cuda.is_available():
@@ -165,5 +167,5 @@ def accelerator() -> str | None:
 
 
 def usable_cores() -> int:
-    """The cores that this process may use: a batch system or a container often gives fewer than the machine has."""
+    """Number of cores available to this process, which batch systems and containers often limit."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)

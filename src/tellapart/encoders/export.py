@@ -1,4 +1,4 @@
-"""A torch network as an ONNX file: exported once, checked against torch, cached for every later process."""
+"""Export a torch network to ONNX once, check it against torch, and cache the file."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ if TYPE_CHECKING:
     import onnxruntime
     import torch
 
-# Raise it when what is written below changes what is exported: old files in people's caches are then left alone.
+# Increase it when the export changes: files of older versions in the cache are then ignored.
 EXPORT = 2
 TOLERANCE = 1e-4
 
-# torch's exporter keeps its state in module variables: one thread at a time. Processes need no lock, for each one
-# writes to a folder of its own and the last rename wins, with equal content.
+# torch's exporter has global state: one thread at a time. Processes need no lock: each writes to its own folder, and
+# the last rename wins with equal content.
 _ONE_AT_A_TIME = threading.Lock()
 
 
 def cached_path(identity: EncoderIdentity, packages: Sequence[str]) -> Path:
-    """Where the export of this encoder lies. The name covers all it depends on: weights, size, and the code that made
-    and checked it (`packages`: what defines the network, besides torch and ONNX)."""
+    """Path of this encoder's export. Its name depends on weights, size and the versions of the code that made and
+    checked it (`packages`: those that define the network, besides torch and ONNX)."""
     made_by = {package: version(package) for package in (*packages, "torch", "onnx", "onnxruntime")}
     key = digest_of({"identity": identity.digest, "export": EXPORT, "made_by": made_by})
     return cache_folder() / f"{identity.name}-{key[:16]}.onnx"
 
 
 def exported(path: Path, make_grid: Callable[[], torch.nn.Module], size: int) -> Path:
-    """The ONNX file at `path`, made on first use from the network `make_grid` gives."""
+    """The ONNX file at `path`, exported on first use from the network `make_grid` returns."""
     with _ONE_AT_A_TIME:
         if not path.exists():
             _export(path, make_grid().eval(), size)
@@ -52,7 +52,7 @@ def _export(path: Path, grid: torch.nn.Module, size: int) -> None:
     sample = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0))
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the exporter warns about itself
+        warnings.simplefilter("ignore")  # deprecation warnings of the exporter
         temporary = Path(folder) / path.name
         torch.onnx.export(
             grid,
@@ -70,13 +70,13 @@ def _export(path: Path, grid: torch.nn.Module, size: int) -> None:
 
 
 def check(path: Path, grid: torch.nn.Module, sample: torch.Tensor) -> None:
-    """Refuse an export that does not say what torch says."""
+    """Raise if the export's output differs from torch's."""
     import torch
 
     run = open_session(path)
     with torch.no_grad():
         difference = float(np.abs(run(sample.numpy()) - grid(sample).numpy()).max())
-    if not difference <= TOLERANCE:  # so written, NaN is refused too
+    if not difference <= TOLERANCE:  # this form rejects NaN too
         raise StoreError(
             f"the exported encoder differs from the torch network by {difference:.1e}; "
             "install the versions in constraints.txt"
@@ -84,7 +84,7 @@ def check(path: Path, grid: torch.nn.Module, sample: torch.Tensor) -> None:
 
 
 def open_session(path: Path) -> Callable[[np.ndarray], np.ndarray]:
-    """The exported network as a function of pixels, on the thread that calls it; many threads may."""
+    """The exported network as a function of pixels. It runs on the calling thread; several threads may call it."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -94,6 +94,6 @@ def open_session(path: Path) -> Callable[[np.ndarray], np.ndarray]:
         session: onnxruntime.InferenceSession = onnxruntime.InferenceSession(
             str(path), options, providers=["CPUExecutionProvider"]
         )
-    except Exception as error:  # ONNX Runtime's exceptions have no common class of their own
+    except Exception as error:  # ONNX Runtime's exceptions have no common base class
         raise StoreError(f"{path}: this exported encoder cannot be opened ({error}); remove the file") from None
     return lambda pixels: np.asarray(session.run(["grid"], {"pixels": pixels})[0])

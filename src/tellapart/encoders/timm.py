@@ -1,6 +1,6 @@
-"""Any image model of timm by name (extra `timm`, which brings torchvision: see docs/encoders.md).
+"""Any timm image model by name (extra `timm`, which installs torchvision: see docs/encoders.md).
 
-timm looks for the weights itself, in the Hugging Face cache first; `HF_HUB_OFFLINE=1` keeps it from downloading.
+timm finds the weights itself, in the Hugging Face cache first; `HF_HUB_OFFLINE=1` prevents downloads.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 
 class TimmModel(GridEncoder):
-    """The last feature map, or the patch tokens, that a timm model's `forward_features` gives.
+    """The last feature map, or the patch tokens, from a timm model's `forward_features`.
 
     Args:
-        name: `timm:` and a model's name, such as `timm:resnet50.a1_in1k`, or `timm:local-dir:FOLDER`.
-        threads: how many threads prepare pictures; those of torch itself are set in torch.
-        device: where torch runs (default: the CPU).
+        name: `timm:` and a model name, such as `timm:resnet50.a1_in1k`, or `timm:local-dir:FOLDER`.
+        threads: number of threads that prepare pictures; torch has its own setting.
+        device: the torch device (default: the CPU).
     """
 
     def __init__(self, name: str, threads: int | None = None, device: str | None = None) -> None:
@@ -33,18 +33,20 @@ class TimmModel(GridEncoder):
         self.name = name
         _, _, self.model = name.partition(":")
         if not self.model:
-            raise RecipeError(f"encoder '{name}': say which model, as timm:resnet50.a1_in1k")
+            raise RecipeError(f"encoder '{name}': name a model, e.g. timm:resnet50.a1_in1k")
         try:
             import timm
         except ImportError as error:
-            # timm may be there without the torchvision it needs.
+            # timm may be installed without torchvision, which it needs.
             raise MissingExtraError(getattr(error, "name", None) or "timm", "timm") from None
         self.device = check_device(device) if device is not None else "cpu"
         self._network = self._load(timm)
         settings = self._network.pretrained_cfg
         _, height, width = settings["input_size"]
         if height != width:
-            raise StoreError(f"encoder '{name}': wants pictures of {width}×{height} pixels; only squares can be used")
+            raise StoreError(
+                f"encoder '{name}': needs pictures of {width}×{height} pixels; only square ones are supported"
+            )
         self.size = height
         self.mean = [255.0 * value for value in settings["mean"]]
         self.std = [255.0 * value for value in settings["std"]]
@@ -54,7 +56,7 @@ class TimmModel(GridEncoder):
         import torch
 
         try:
-            # Making a model draws random numbers; those of whoever trains beside it must not move.
+            # Creating a model draws random numbers; do not change the state of a training run.
             with torch.random.fork_rng(devices=[]):
                 network = timm.create_model(self.model, pretrained=True, num_classes=0)
         except (RuntimeError, OSError, ValueError) as error:
@@ -64,19 +66,14 @@ class TimmModel(GridEncoder):
 
     @cached_property
     def identity(self) -> EncoderIdentity:
-        mean, std = ((", ".join(f"{value:.6g}" for value in values)) for values in (self.mean, self.std))
         _, regions, width = self.run(np.zeros((1, 3, self.size, self.size), np.float32)).shape
         return EncoderIdentity(
             name=self.name,
             weights=digest_of_weights(self._network),
-            preprocessing=f"squeeze to {self.size}×{self.size} {self.resample.name.lower()}, (x-[{mean}])/[{std}]",
+            preprocessing=self.preprocessing(),
             regions=regions,
             width=width,
         )
-
-    def network(self) -> torch.nn.Module:
-        network: torch.nn.Module = self._network
-        return network
 
     def run(self, pixels: np.ndarray) -> np.ndarray:
         return run_torch(self._grid, pixels, self.device)
@@ -92,7 +89,7 @@ class TimmModel(GridEncoder):
 
             def forward(self, pixels: torch.Tensor) -> torch.Tensor:
                 features: torch.Tensor = self.network.forward_features(pixels)
-                if features.ndim == 3:  # tokens, those of no patch (class, registers) first
+                if features.ndim == 3:  # tokens; class and register tokens come first
                     return features[:, getattr(self.network, "num_prefix_tokens", 0) :]
                 if getattr(self.network, "output_fmt", "NCHW") == "NHWC":
                     return features.flatten(1, 2)
@@ -102,7 +99,7 @@ class TimmModel(GridEncoder):
 
 
 def digest_of_weights(network: torch.nn.Module) -> str:
-    """sha256 over every tensor of a network with its name, type and shape: timm hides the file they came from."""
+    """sha256 of every tensor with its name, type and shape; timm does not expose the weights file."""
     total = hashlib.sha256()
     for name, tensor in sorted(network.state_dict().items()):
         total.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())

@@ -17,7 +17,7 @@ from typing import Any
 from tellapart.data.images import SUFFIXES
 from tellapart.data.records import Record
 from tellapart.errors import DataError
-from tellapart.files import read_json, read_jsonl
+from tellapart.files import is_utf8, read_json, read_jsonl
 
 # COCO's file names: the year's first form, and that of 2017.
 _COCO_NAME = re.compile(r"(?:COCO_(?:train|val|test)\d{4}_)?(\d{12})", re.ASCII)
@@ -66,7 +66,7 @@ def read_captions(path: Path) -> dict[str, list[str]]:
         id, texts = _row(row)
         if id is None or not texts:
             raise DataError(f"{path}: row {number} needs 'id' (or 'image_id') and 'caption'; docs/metrics.md has forms")
-        if not all(map(_is_utf8, (id, *texts))):
+        if not all(map(is_utf8, (id, *texts))):
             raise DataError(f"{path}: row {number} has signs that no UTF-8 file can hold; write it anew")
         captions.setdefault(id, []).extend(texts)
     if not captions:
@@ -91,15 +91,6 @@ def _row(row: Any) -> tuple[str | None, list[str]]:
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
         return None, []
     return (str(id) if isinstance(id, str | int) and not isinstance(id, bool) else None), texts
-
-
-def _is_utf8(text: str) -> bool:
-    """Half of a surrogate pair, which JSON can name, cannot be written again."""
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def match_ids(ids: Iterable[str], records: Sequence[Record]) -> dict[str, str]:

@@ -80,14 +80,10 @@ class VisionTower(GridEncoder):
         return EncoderIdentity(
             name=self.name,
             weights=digest_of({file.name: digest_of_file(file) for file in files}),
-            preprocessing=self._preprocessing(),
+            preprocessing=self.preprocessing(),
             regions=(self.size // self.config.patch_size) ** 2 + (self.family == "clip-tokens"),
             width=self.config.hidden_size,
         )
-
-    def _preprocessing(self) -> str:
-        mean, std = ((", ".join(f"{value:.6g}" for value in values)) for values in (self.mean, self.std))
-        return f"squeeze to {self.size}×{self.size} {self.resample.name.lower()}, (x-[{mean}])/[{std}]"
 
     def network(self) -> torch.nn.Module:
         """The vision tower, float32, in eval mode."""
@@ -171,7 +167,7 @@ class CaptionerTower(VisionTower):
         blank = np.zeros((1, 3, self.size, self.size), np.float32)
         regions, width = self.run(blank).shape[1:]
         weights = tower_digest(self._tower, self.folder)
-        return EncoderIdentity(self.name, weights, self._preprocessing(), regions, width)
+        return EncoderIdentity(self.name, weights, self.preprocessing(), regions, width)
 
     def network(self) -> torch.nn.Module:
         return vision_tower(whole_model(self.family, self.folder, tower_only=True), self.family)

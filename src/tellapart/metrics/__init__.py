@@ -1,10 +1,10 @@
-"""Caption metrics: pure functions of texts, ranks and per-item figures."""
+"""Caption metrics: pure functions of texts, ranks and per-item scores."""
 
 from tellapart.metrics.bleu import BleuScores, bleu_scores
 from tellapart.metrics.bootstrap import Interval, PairedDifference, confidence_interval, paired_bootstrap
-from tellapart.metrics.cider import CiderScores, DocumentFrequencies, cider_scores
+from tellapart.metrics.cider import DocumentFrequencies, cider_scores
 from tellapart.metrics.consensus import best_candidates, consensus_scores, nearest_features
-from tellapart.metrics.distinctiveness import CiderBetween, cider_between, clip_scores, reference_clip_scores
+from tellapart.metrics.distinctiveness import cider_between, clip_scores, reference_clip_scores
 from tellapart.metrics.diversity import (
     CandidateScores,
     Diversity,
@@ -13,6 +13,7 @@ from tellapart.metrics.diversity import (
     distinct_ngrams,
     self_cider,
 )
+from tellapart.metrics.image_scores import ImageScores
 from tellapart.metrics.meteor import MeteorScores, meteor_scores
 from tellapart.metrics.ptb import tokenize
 from tellapart.metrics.ranks import (
@@ -27,23 +28,21 @@ from tellapart.metrics.ranks import (
     summarize_ranks,
     summarize_retrieval,
 )
-from tellapart.metrics.rouge import RougeScores, rouge_scores
+from tellapart.metrics.rouge import rouge_scores
 from tellapart.metrics.scores import Scores, evaluate
 
 __all__ = [
     "BleuScores",
     "CandidateScores",
-    "CiderBetween",
-    "CiderScores",
     "Diversity",
     "DocumentFrequencies",
+    "ImageScores",
     "Interval",
     "MeteorScores",
     "PairedDifference",
     "RankSummary",
     "RetrievalRanks",
     "RetrievalSummary",
-    "RougeScores",
     "Scores",
     "best_candidates",
     "bleu_scores",

@@ -1,13 +1,13 @@
 """BLEU-1…4 with the numbers of the COCO caption tool.
 
-Idea: the share of a candidate's n-grams that its references contain, each n-gram credited at most as often as
-the one reference that has it most often; short candidates pay a brevity penalty.
+The share of a candidate's n-grams that its references contain. Each n-gram counts at most as often as in the reference
+that has it most often. Short candidates get a brevity penalty.
 
     p_n    = (correct_n + 1e-15) / (guessed_n + 1e-9)
     BLEU_N = (p_1 · … · p_N)^(1/N) · min(1, exp(1 - r / c))
 
 c is the candidate's length and r that of the reference closest to it (the shorter one of two equally close).
-The corpus figure adds up the counts and lengths of all images first: it is no mean of the images' figures.
+The corpus score sums the counts and lengths of all images first; it is not the mean of the images' scores.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from tellapart.metrics.ngrams import ORDERS, Captions, Rows, ngram_rows, number_
 
 __all__ = ["ORDERS", "Bleu", "BleuScores", "bleu_scores"]
 
-# The COCO tool's two constants. The numerator's is so much smaller that a candidate without any n-gram of an
-# order still gets about 0 for it rather than 0 / 0.
+# The COCO tool's constants. The numerator's is much smaller, so that a candidate without n-grams of an order scores
+# about 0 rather than 0 / 0.
 _TINY = 1e-15
 _SMALL = 1e-9
 
@@ -39,7 +39,7 @@ class BleuScores:
 def bleu_scores(references: Sequence[Sequence[str]], candidates: Sequence[str]) -> BleuScores:
     """BLEU of one candidate per image against that image's references (at least one).
 
-    Both come as tokens joined by white space, and `references[i]` belongs to `candidates[i]`.
+    Captions are tokens joined by white space; `references[i]` belongs to `candidates[i]`.
 
     >>> bleu_scores([["a dog runs", "the dog is running"]], ["a dog runs fast"]).corpus.round(2).tolist()
     [0.75, 0.71, 0.63, 0.0]
@@ -52,7 +52,7 @@ def bleu_scores(references: Sequence[Sequence[str]], candidates: Sequence[str]) 
 
 
 class Bleu:
-    """BLEU of numbered captions, order by order: `add` the rows of each n = 1…4, then ask for the `scores`."""
+    """BLEU of numbered captions, order by order: `add` the rows of each n = 1…4, then call `scores`."""
 
     def __init__(self, captions: Captions) -> None:
         self._captions = captions
@@ -63,7 +63,7 @@ class Bleu:
         captions = self._captions
         if not len(rows.said):
             return
-        # Borders of each group's reference rows: what lies between two groups is reduced too, and left out.
+        # Borders of each group's reference rows; the rows between two groups are reduced too, and dropped.
         borders = np.stack([rows.said + 1, rows.said + 1 + rows.others], axis=1).ravel()
         most = np.maximum.reduceat(np.append(rows.count, 0), borders)[::2]
         image = captions.image_of[rows.caption[rows.said]]
@@ -82,12 +82,12 @@ class Bleu:
 
 
 def _closest_length(captions: Captions) -> NDArray[np.int64]:
-    """Per image, the reference length nearest to the candidate's; of two equally near ones the shorter."""
+    """Per image, the reference length nearest to the candidate's; the shorter of two equally near ones."""
     if not captions.images:
         return np.zeros(0, dtype=np.int64)
     length = captions.lengths[captions.candidate]
     gap = captions.lengths - length[captions.image_of]
-    # The smallest of 2·|gap|, one less for a shorter reference: both gaps of a tie differ in the last bit only.
+    # Minimise 2·|gap|, minus one for a shorter reference, so that ties go to the shorter.
     rank = 2 * np.abs(gap) - (gap < 0)
     rank[captions.candidate] = np.iinfo(np.int64).max
     best = np.minimum.reduceat(rank, captions.candidate)

@@ -1,13 +1,13 @@
-"""Is a difference between two systems more than the luck of the test set?
+"""Bootstrap confidence intervals, and tests of the difference between two systems.
 
-Idea: draw test sets as large as the real one from it, with replacement, and look at how the figure varies.
-Near-duplicate images come in families that rise and fall together; given `groups`, whole families are drawn
-instead of single items (cluster bootstrap). A figure is any function of sums over the items,
+Test sets as large as the real one are drawn from it with replacement; the interval shows how the figure varies.
+Near-duplicate images form families with correlated scores; given `groups`, whole families are drawn instead of
+single items (cluster bootstrap). A figure is any function of sums over the items,
 
     f = combine(Σ_i x_i),   f* = combine(Σ_g Σ_{i in family g} x_i) over the G families drawn
 
 A mean has x_i = (value, 1) and divides; corpus BLEU has counts and lengths. The interval is the middle 95 % of the f*.
-With few items or families (below some 30) it is too narrow.
+It is too narrow with few items or families (below about 30).
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 from tellapart.errors import DataError
 
-# Hits and ranks are figures too, not only scores.
+# Scores, ranks, or hits.
 Figures = NDArray[np.bool_ | np.integer | np.floating]
 
-# Draws held in memory at once: some 30 MB, whatever the number of items and samples.
+# Draws in memory at once: about 30 MB, for any number of items and samples.
 _CHUNK = 1 << 20
 _PERCENTILES = (2.5, 97.5)
 _ROUNDING = 1e-12
@@ -33,7 +33,7 @@ _ROUNDING = 1e-12
 class CorpusStatistic:
     """A corpus figure as a function of sums over items.
 
-    columns: [items, columns], what is summed
+    columns: [items, columns], the summands
     combine: sums [..., columns] → figures [...]
     """
 
@@ -42,7 +42,7 @@ class CorpusStatistic:
 
     @property
     def figure(self) -> float:
-        """The figure of the items as they are."""
+        """The figure of the given items."""
         return float(self.combine(self.columns.sum(axis=0)))
 
 
@@ -63,7 +63,7 @@ def _mean(sums: NDArray[np.float64]) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class Interval:
-    """A figure (`mean`, for it mostly is one) and its 95 % interval."""
+    """A figure (`mean`, since it usually is one) and its 95 % interval."""
 
     mean: float
     low: float
@@ -103,7 +103,7 @@ def confidence_intervals(
     seed: int = 0,
     groups: NDArray[np.generic] | None = None,
 ) -> dict[str, Interval]:
-    """The same for several figures of the same items at once: name → interval."""
+    """Intervals of several figures of the same items: name → interval."""
     statistics = [_statistic(value) for value in values.values()]
     intervals = {}
     for name, statistic, drawn in zip(values, statistics, _resample(statistics, samples, seed, groups), strict=True):
@@ -119,10 +119,10 @@ def paired_bootstrap(
     seed: int = 0,
     groups: NDArray[np.generic] | None = None,
 ) -> PairedDifference:
-    """Compare two systems by their figures on the same items, in the same order: both are drawn together.
+    """Compare two systems on the same items, in the same order; both are resampled together.
 
     p = min(1, 2 · (min(#{d* ≤ 0}, #{d* ≥ 0}) + 1) / (samples + 1)), d* being the resampled differences. It is
-    two-sided and never 0, and below .05 about where the interval leaves 0 out.
+    two-sided, never 0, and below .05 about where the interval excludes 0.
     """
     return paired_bootstraps({"": a}, {"": b}, samples, seed, groups)[""]
 
@@ -134,7 +134,7 @@ def paired_bootstraps(
     seed: int = 0,
     groups: NDArray[np.generic] | None = None,
 ) -> dict[str, PairedDifference]:
-    """The same for the figures that both systems have, all drawn together: name → difference."""
+    """Compare the figures that both systems have, all resampled together: name → difference."""
     names = [name for name in a if name in b]
     first, second = [_statistic(a[name]) for name in names], [_statistic(b[name]) for name in names]
     for one, other in zip(first, second, strict=True):
@@ -152,7 +152,7 @@ def _difference(
     a: CorpusStatistic, b: CorpusStatistic, drawn_a: NDArray[np.float64], drawn_b: NDArray[np.float64]
 ) -> PairedDifference:
     differences = drawn_b - drawn_a
-    # Systems that agree on all items drawn differ by 0: rounding must not take sides.
+    # Equal on all drawn items: the difference is exactly 0, not a rounding error.
     differences[np.abs(differences) <= _ROUNDING * np.maximum(np.abs(drawn_a), np.abs(drawn_b))] = 0.0
     low, high = np.percentile(differences, _PERCENTILES)
     rarer = min(int((differences <= 0).sum()), int((differences >= 0).sum()))
@@ -173,27 +173,27 @@ def _statistic(values: Figures | CorpusStatistic) -> CorpusStatistic:
 def _resample(
     statistics: list[CorpusStatistic], samples: int, seed: int, groups: NDArray[np.generic] | None
 ) -> list[NDArray[np.float64]]:
-    """Figures of `samples` test sets drawn by item or by group, the same sets for all statistics: [samples] each."""
+    """Figures of `samples` test sets drawn by item or group, the same sets for all statistics: [samples] each."""
     columns = np.concatenate([statistic.columns for statistic in statistics], axis=1)
     if groups is not None and groups.shape != columns.shape[:1]:
         raise ValueError("values, and groups if given, must be vectors of one entry per item")
     if not np.isfinite(columns).all():
         raise ValueError("values must be finite numbers")
-    # Without groups every item is a family of its own.
+    # Without groups every item is its own family.
     if groups is not None:
         member = np.unique(groups, return_inverse=True)[1]
         columns = np.stack([np.bincount(member, column) for column in columns.T], axis=1)
     units = len(columns)
     if units < 2:
-        # One unit always draws itself: an interval of width 0 would claim certainty where there is none.
+        # One unit always draws itself: the interval would have width 0.
         what = "items" if groups is None else "groups"
-        raise DataError(f"a bootstrap over {units} {what} says nothing; give at least two, better 30 or more")
+        raise DataError(f"a bootstrap over {units} {what} is meaningless; give at least two, better 30 or more")
     generator = np.random.default_rng(seed)
     sums = np.empty((samples, columns.shape[1]))
     step = max(1, _CHUNK // units)
     for first in range(0, samples, step):
         drawn = generator.integers(units, size=(min(step, samples - first), units))
-        # How often each unit was drawn, then all columns in one product.
+        # Count how often each unit was drawn, then sum all columns in one product.
         rows = np.arange(len(drawn))[:, np.newaxis]
         times = np.bincount((rows * units + drawn).ravel(), minlength=drawn.size).reshape(drawn.shape)
         sums[first : first + len(drawn)] = times @ columns

@@ -1,22 +1,20 @@
 """CIDEr-D, which the COCO caption tool prints as "CIDEr", and plain CIDEr.
 
-Idea: the cosine between the tf-idf vectors of candidate and reference n-grams. What every image's references
-say weighs nothing, what few say weighs much; CIDEr-D's clipping and length penalty keep repetition from paying.
+The cosine between the tf-idf vectors of candidate and reference n-grams: n-grams of all images weigh nothing, rare
+ones weigh much. CIDEr-D's clipping and length penalty keep repetition from raising the score.
 
     g_n(x)        = count of each n-gram in x · (log N - log max(1, df)),   df = images whose references have it
     CIDEr:   sim_n = Σ g_n(c) · g_n(r) / (‖g_n(c)‖ ‖g_n(r)‖)
     CIDEr-D: sim_n = Σ min(g_n(c), g_n(r)) · g_n(r) / (‖g_n(c)‖ ‖g_n(r)‖) · exp(-(l_c - l_r)² / (2·6²))
     score          = 10 · mean over n = 1…4 and over the references of sim_n
 
-N and df come from the references given, so a figure depends on which images are scored together, and a single image
-always scores 0; or from a saved table (`DocumentFrequencies`), and then they do not. l is the length in words. (The
-tool counts bigrams, which comes to the same: both lengths are one less, except that of an empty caption, and that has
-similarity 0 anyway.)
+N and df come from the given references, so that a score depends on which images are scored together, and a single image
+always scores 0; or from a saved table (`DocumentFrequencies`). l is the length in words. (The tool counts bigrams, with
+the same result: both lengths are one less, except for empty captions, whose similarity is 0 anyway.)
 """
 
 from __future__ import annotations
 
-import os
 import zipfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,22 +22,15 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tellapart.errors import DataError
-from tellapart.metrics.ngrams import ORDERS, Captions, Numbers, Rows, Vocabulary, ngram_rows, number_captions
+from tellapart.files import new_file
+from tellapart.metrics.image_scores import ImageScores
+from tellapart.metrics.ngrams import ORDERS, Captions, Numbers, Rows, WordNumbers, ngram_rows, number_captions
 
 Variant = Literal["cider-d", "cider"]
 
-_SIGMA = 6.0
-
-
-@dataclass(frozen=True)
-class CiderScores:
-    """CIDEr or CIDEr-D: `per_image` has shape [images], `corpus` is its mean."""
-
-    corpus: float
-    per_image: NDArray[np.float64]
+SIGMA = 6.0  # of CIDEr-D's length penalty
 
 
 def cider_scores(
@@ -48,11 +39,11 @@ def cider_scores(
     *,
     variant: Variant = "cider-d",
     frequencies: DocumentFrequencies | None = None,
-) -> CiderScores:
+) -> ImageScores:
     """CIDEr-D (or plain CIDEr) of one candidate per image against its references, one or more each.
 
-    Captions come as tokens joined by white space, and `references[i]` belongs to `candidates[i]`. The document
-    frequencies are those of the references given, unless a table is.
+    Captions are tokens joined by white space; `references[i]` belongs to `candidates[i]`. The document frequencies are
+    those of the references unless a table is given.
 
     >>> scores = cider_scores([["a dog runs"], ["a red bus"]], ["a dog runs", "a cat"])
     >>> scores.per_image.round(3).tolist()
@@ -67,9 +58,9 @@ def cider_scores(
 
 
 class Cider:
-    """CIDEr of numbered captions, order by order: `add` the rows of each n = 1…4, then ask for the `scores`.
+    """CIDEr of numbered captions, order by order: `add` the rows of each n = 1…4, then call `scores`.
 
-    With `frequencies`, the captions must be numbered by that table's `vocabulary()` and the rows be all rows: an
+    With `frequencies`, the captions must be numbered by that table's `vocabulary()`, and all rows must be added: an
     n-gram that occurs once in the captions may be frequent in the table.
     """
 
@@ -95,7 +86,7 @@ class Cider:
         weight = rows.count * idf[rows.gram]
         square = np.bincount(rows.caption, weight**2, minlength=len(captions.lengths))
         if self._frequencies is None:
-            # n-grams that occur nowhere else have no row; each weighs log N.
+            # n-grams that occur once have no row; each weighs log N.
             in_rows = np.bincount(rows.caption, rows.count, minlength=len(captions.lengths))
             alone = np.maximum(0, captions.lengths - (rows.order - 1)) - in_rows
             square = square + alone * logarithm**2
@@ -111,21 +102,20 @@ class Cider:
         scale = norm[captions.candidate][captions.image_of] * norm
         self._similarity += np.divide(dot, scale, out=np.zeros(len(scale)), where=scale > 0)
 
-    def scores(self) -> CiderScores:
+    def scores(self) -> ImageScores:
         captions = self._captions
         similarity = self._similarity
         if self._clipped:
             gap = captions.lengths[captions.candidate][captions.image_of] - captions.lengths
-            similarity = similarity * np.exp(-(gap**2) / (2 * _SIGMA**2))
-        # A candidate has no entry of its own: only references got a dot product.
+            similarity = similarity * np.exp(-(gap**2) / (2 * SIGMA**2))
+        # Only references have a similarity; a candidate's own entry is 0.
         total = np.bincount(captions.image_of, similarity, minlength=captions.images)
-        per_image = 10.0 * total / (ORDERS * captions.references)
-        return CiderScores(corpus=float(per_image.mean()), per_image=per_image)
+        return ImageScores(10.0 * total / (ORDERS * captions.references))
 
 
 def _document_frequency(rows: Rows, captions: Captions) -> Numbers:
     """Per n-gram, the images whose references have it."""
-    # A group's last row is the candidate's only if no reference has the n-gram.
+    # The last row of a group is the candidate's only if no reference has the n-gram.
     last = np.append(rows.group[1:], len(rows.gram)) - 1 if len(rows.group) else rows.group
     in_references = ~captions.is_candidate[rows.caption[last]]
     return np.bincount(rows.group_gram[in_references], minlength=len(rows.key))
@@ -133,12 +123,12 @@ def _document_frequency(rows: Rows, captions: Captions) -> Numbers:
 
 @dataclass(frozen=True)
 class DocumentFrequencies:
-    """How many images have each n-gram (n = 1…4) in their references: CIDEr's idf, independent of the images scored.
+    """Number of images whose references have each n-gram (n = 1…4), so that CIDEr is independent of the images scored.
 
     images: number of images counted
     words:  the words, in the order of their numbers 0, 1, …
-    keys:   for n = 2, 3, 4: each n-gram as (number of its first n-1 words) · len(words) + number of the last, rising;
-            the n-gram's own number is its place here
+    keys:   for n = 2, 3, 4: each n-gram as (number of its first n-1 words) · len(words) + number of the last, sorted;
+            the n-gram's own number is its position here
     counts: for n = 1…4: images per n-gram
 
     >>> table = DocumentFrequencies.count([["a dog runs", "a dog"], ["a cat"]])
@@ -153,8 +143,8 @@ class DocumentFrequencies:
 
     @classmethod
     def count(cls, references: Sequence[Sequence[str]]) -> DocumentFrequencies:
-        """From the references of each image, as tokens joined by white space."""
-        captions = number_captions(references, [""] * len(references), Vocabulary())
+        """Count the references of each image, given as tokens joined by white space."""
+        captions = number_captions(references, [""] * len(references), WordNumbers())
         # Word numbers start at 1, after the border: the shift below makes them start at 0.
         size = len(captions.vocabulary)
         keys, counts = [], []
@@ -165,20 +155,20 @@ class DocumentFrequencies:
                 keys.append(prefix * (size - 1) + last - 1)
         return cls(len(references), tuple(captions.vocabulary.words), tuple(keys), tuple(counts))
 
-    def vocabulary(self) -> Vocabulary:
-        """A new numbering of words in which this table's come first, in its order."""
-        return Vocabulary(self.words)
+    def vocabulary(self) -> WordNumbers:
+        """A new numbering of words that starts with this table's words, in its order."""
+        return WordNumbers(self.words)
 
     def find(self, prefix: Numbers, word: Numbers, order: int) -> Numbers:
-        """Numbers of n-grams, n = `order` > 1, given as the numbers of first n-1 words and last word; -1 where none."""
+        """Numbers of n-grams, n = `order` > 1, from those of the first n-1 words and the last word; -1 if unknown."""
         keys = self.keys[order - 2]
         wanted = np.where((prefix >= 0) & (word < len(self.words)), prefix * len(self.words) + word, -1)
         place = np.searchsorted(keys, wanted)
-        # The extra entry stands for "beyond the last key"; it is below -1, so that it equals nothing wanted.
+        # The extra entry is for "beyond the last key"; it is below -1, so that it never matches.
         return np.where(np.append(keys, -2)[place] == wanted, place, -1)
 
     def __getitem__(self, ngram: str) -> int:
-        """The images that have an n-gram of one to four words, as tokens joined by white space; 0 when none has."""
+        """Number of images that have an n-gram of one to four words, given as tokens joined by white space."""
         words = ngram.split()
         if not 1 <= len(words) <= ORDERS:
             raise ValueError(f"an n-gram has 1 to {ORDERS} words, got {len(words)}")
@@ -189,25 +179,17 @@ class DocumentFrequencies:
         return int(self.counts[len(words) - 1][number[0]]) if number[0] >= 0 else 0
 
     def save(self, path: Path) -> None:
-        """Write one file (NumPy's zip format, no pickle); it gets its name only when it is complete."""
+        """Write one `.npz` file (no pickle), atomically."""
         arrays = {f"keys_{n}": array for n, array in enumerate(self.keys, start=2)}
         arrays |= {f"counts_{n}": array for n, array in enumerate(self.counts, start=1)}
-        # No word holds white space, so a line each is safe.
+        # Words have no white space, so one per line is safe.
         words = np.frombuffer("\n".join(self.words).encode("utf-8"), dtype=np.uint8)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        try:
-            with open(temporary, "wb") as handle:
-                np.savez_compressed(handle, allow_pickle=False, images=np.array(self.images), words=words, **arrays)
-                handle.flush()
-                os.fsync(handle.fileno())
-            os.replace(temporary, path)
-        finally:
-            temporary.unlink(missing_ok=True)
+        with new_file(path) as temporary, open(temporary, "wb") as handle:
+            np.savez_compressed(handle, allow_pickle=False, images=np.array(self.images), words=words, **arrays)
 
     @classmethod
     def load(cls, path: Path) -> DocumentFrequencies:
-        """Read what `save` wrote; anything else is a `DataError`."""
+        """Read a file written by `save`; any other file is a `DataError`."""
         try:
             with np.load(path, allow_pickle=False) as stored:
                 words = tuple(bytes(stored["words"]).decode("utf-8").split("\n"))
@@ -226,7 +208,7 @@ class DocumentFrequencies:
 
 
 class _Lookup:
-    """The table's frequencies of the n-grams that begin at each word of some captions, one order after the other."""
+    """Looks up the table's frequencies of n-grams in captions, one order after the other."""
 
     def __init__(self, table: DocumentFrequencies, captions: Captions) -> None:
         self._table = table
@@ -235,10 +217,10 @@ class _Lookup:
         self._number = np.where(self._words < len(table.words), self._words, -1)
 
     def next_order(self, rows: Rows) -> Numbers:
-        """Images per n-gram of `rows`; to be called for n = 1, 2, 3, 4 in turn."""
+        """Images per n-gram of `rows`; must be called for n = 1, 2, 3, 4 in turn."""
         if rows.order > 1:
             last = self._words[rows.order - 1 :]
             self._number = self._table.find(self._number[: len(last)], last, rows.order)
         number = self._number[rows.place]
-        # n-grams that the table lacks take the extra entry, a 0.
+        # n-grams that are not in the table get the extra entry, a 0.
         return np.append(self._table.counts[rows.order - 1], 0)[number]

@@ -1,11 +1,11 @@
-"""Consensus re-ranking: of an image's candidates, prefer what people said of the images that look like it.
+"""Consensus re-ranking (Devlin et al. 2015): prefer candidates that agree with the captions of similar training images.
 
-Idea (Devlin et al. 2015): the k training images nearest to an image, by the Euclidean distance of their features, have
-captions R; a candidate's score is the sum of its m highest similarities with them,
+R are the captions of the k training images nearest to an image, by Euclidean distance of their features. A candidate's
+score is the sum of its m highest similarities with them,
 
     score(c) = Σ of the m highest CIDEr-D(c, r), r ∈ R        (k = 60, m = 125)
 
-No reference of the image itself is used, so that the best five candidates ("best-5") may be measured afterwards.
+No reference of the image itself is used, so the best five candidates ("best-5") can be evaluated afterwards.
 
 Example:
     >>> nearest = nearest_features(np.array([[0.0, 0.0]]), np.array([[9.0, 9.0], [1.0, 0.0]]), 1)
@@ -27,21 +27,21 @@ from tellapart.metrics.pairwise import CaptionPairs
 
 NEIGHBOURS = 60
 HIGHEST = 125
-# Features made double precision at a time.
+# Features converted to float64 at a time.
 _BLOCK = 8192
 
 
 def nearest_features(
     queries: NDArray[np.floating], features: NDArray[np.floating], count: int = NEIGHBOURS, chunk: int = 256
 ) -> NDArray[np.int64]:
-    """For each query the `count` rows of `features` at the smallest Euclidean distance, nearest first, exactly.
+    """The `count` rows of `features` nearest to each query by Euclidean distance, nearest first, exactly.
 
-    Equal distances are ordered by position. The work is queries × features, the memory `chunk × features`.
+    Equal distances are ordered by position. Time is queries × features, memory is `chunk × features`.
 
     Args:
         queries: `[queries, width]`, e.g. of the test images.
         features: `[items, width]`, e.g. of the training images.
-        count: how many; at most as many as there are features.
+        count: number of neighbours, at most the number of features.
         chunk: queries compared at a time.
     """
     if not 0 < count <= len(features):
@@ -59,10 +59,10 @@ def nearest_features(
 
 
 def _distances(queries: NDArray[np.float64], features: NDArray[np.floating]) -> NDArray[np.float64]:
-    """‖q - f‖² less ‖q‖², which orders the same: ‖f‖² - 2 q·f.
+    """‖q - f‖² - ‖q‖² = ‖f‖² - 2 q·f, which has the same order.
 
-    In double precision, for it subtracts numbers of nearly the same size; a block at a time, for all features of a
-    large training set would not fit twice.
+    In float64, since it subtracts numbers of nearly equal size; in blocks, since a float64 copy of all features may not
+    fit in memory.
     """
     distance = np.empty((len(queries), len(features)))
     for start in range(0, len(features), _BLOCK):
@@ -83,12 +83,12 @@ def consensus_scores(
     """The consensus score of every candidate: per image `[candidates]`.
 
     Args:
-        candidates: of each image, any number; tokens joined by white space.
-        captions: of each training image.
+        candidates: any number per image; tokens joined by white space.
+        captions: the captions of each training image.
         nearest: `[images, k]`, positions of the nearest training images.
-        highest: m, how many of the best similarities are added up; all of them where there are fewer.
-        frequencies: document frequencies; those of all training captions by default.
-        on_progress: called with images done and images in all.
+        highest: m, the number of best similarities to add up.
+        frequencies: document frequencies; by default those of all training captions.
+        on_progress: called with the images done and the number of images.
     """
     if len(candidates) != len(nearest):
         raise DataError(f"{len(candidates)} images have candidates and {len(nearest)} neighbours; give both for each")
@@ -96,7 +96,7 @@ def consensus_scores(
         raise DataError("consensus needs at least one similarity to add up (highest)")
     if frequencies is None:
         frequencies = DocumentFrequencies.count(captions)
-    # Training captions nobody is near to are left out, those of several images' neighbours are there once.
+    # Only captions of images that are a neighbour, each once.
     used = np.unique(nearest)
     if len(used) and (used[0] < 0 or used[-1] >= len(captions)):
         raise DataError(f"neighbours must be positions among the {len(captions)} training images")

@@ -1,37 +1,30 @@
-"""Does a caption fit its own image better than others? Of words (CIDErBtw) and of embeddings (CLIPScore).
+"""How well a caption fits its own image and no other: by words (CIDErBtw) and by embeddings (CLIPScore).
 
     CIDErBtw(c)     = mean over the K images most similar to c's of CIDEr-D(c, references of that image)
     CLIPScore(c)    = 2.5 · max(cos(c, image), 0)
     RefCLIPScore(c) = harmonic mean of CLIPScore(c) and max(cos(c, reference), 0) of the closest reference
 
-CIDErBtw (Wang et al. 2020, K = 5) is low when a caption says what only its image shows. CLIPScore (Hessel et al. 2021)
-is written for CLIP's embeddings; here they may be any retriever's, and figures of different retrievers do not compare.
+CIDErBtw (Wang et al. 2020, K = 5) is low if a caption says what only its image shows. CLIPScore (Hessel et al. 2021)
+was defined for CLIP embeddings. Any retriever's embeddings can be used here, but figures of different retrievers are
+not comparable.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tellapart.errors import DataError
 from tellapart.metrics.cider import DocumentFrequencies
+from tellapart.metrics.image_scores import ImageScores
 from tellapart.metrics.pairwise import CaptionPairs
 
 Embeddings = NDArray[np.floating]
 
-# What spreads the cosines of CLIP's embeddings over 0 … 1.
+# Scales the cosines of CLIP embeddings to about 0 … 1.
 CLIP_WEIGHT = 2.5
-
-
-@dataclass(frozen=True)
-class CiderBetween:
-    """CIDErBtw: `per_image` has shape [images], `corpus` is its mean; lower is more distinctive."""
-
-    corpus: float
-    per_image: NDArray[np.float64]
 
 
 def cider_between(
@@ -39,15 +32,15 @@ def cider_between(
     candidates: Sequence[str],
     similar: Sequence[Sequence[int]] | NDArray[np.integer],
     frequencies: DocumentFrequencies | None = None,
-) -> CiderBetween:
-    """CIDErBtw of one candidate per image.
+) -> ImageScores:
+    """CIDErBtw of one candidate per image; lower is more distinctive.
 
     Args:
-        references: of each image, one or more; tokens joined by white space.
-        candidates: one caption per image, likewise.
-        similar: for each image the positions of the images it is compared with, itself not among them. From features:
+        references: one or more per image; tokens joined by white space.
+        candidates: one caption per image, in the same form.
+        similar: for each image, the positions of similar other images, e.g. from
             `tellapart.data.neighbours.nearest_images(features, 5)`.
-        frequencies: document frequencies; those of the references by default.
+        frequencies: document frequencies; by default those of the references.
 
     Example:
         >>> references = [["a dog runs"], ["a dog sits"], ["a red bus"]]
@@ -73,16 +66,16 @@ def cider_between(
         rows = [np.arange(first[other], first[other] + counts[other]) for other in others]
         values = pairs.cider_d(np.array([image]), np.concatenate(rows))[0]
         starts = np.cumsum([0, *(len(row) for row in rows[:-1])])
-        # The mean of each image's references, then the mean of the images.
+        # The mean over each image's references, then over the images.
         per_image[image] = np.mean(np.add.reduceat(values, starts) / [len(row) for row in rows])
-    return CiderBetween(float(per_image.mean()), per_image)
+    return ImageScores(per_image)
 
 
 def _check_similar(image: int, others: Sequence[int] | NDArray[np.integer], images: int) -> None:
     if len(others) == 0:
         raise DataError(f"image {image} has no similar images; give at least one")
     if image in others:
-        raise DataError(f"image {image} is among its own similar images; leave it out")
+        raise DataError(f"image {image} is in its own list of similar images; remove it")
     if min(others) < 0 or max(others) >= images:
         raise DataError(f"similar images of image {image}: positions are 0 … {images - 1}")
 
@@ -94,7 +87,7 @@ def clip_scores(images: Embeddings, captions: Embeddings, weight: float = CLIP_W
     [1.5, 0.0]
     """
     if images.shape != captions.shape:
-        raise ValueError(f"one image for each caption, got {images.shape} and {captions.shape}")
+        raise ValueError(f"images and captions must have the same shape, got {images.shape} and {captions.shape}")
     return np.asarray(weight * np.maximum(np.sum(_unit(images) * _unit(captions), axis=1), 0.0))
 
 
@@ -110,8 +103,8 @@ def reference_clip_scores(
     Args:
         images, captions: embeddings `[captions, width]`.
         references: embeddings `[references, width]` of the references of all captions.
-        caption_of_reference: `[references]`, which caption each belongs to; every caption has one or more.
-        weight: of the cosine with the image.
+        caption_of_reference: `[references]`, the caption that each belongs to; every caption has one or more.
+        weight: weight of the cosine with the image.
 
     Example:
         >>> images, captions = np.array([[1.0, 0.0]]), np.array([[3.0, 4.0]])
@@ -120,11 +113,11 @@ def reference_clip_scores(
         [1.1707]
     """
     if references.shape[:1] != caption_of_reference.shape or references.ndim != 2:
-        raise ValueError(f"a caption for each reference, got {references.shape} and {caption_of_reference.shape}")
+        raise ValueError(f"every reference needs a caption, got {references.shape} and {caption_of_reference.shape}")
     with_image = clip_scores(images, captions, weight)
     count = np.bincount(caption_of_reference, minlength=len(captions))
     if len(count) != len(captions) or not count.all():
-        raise ValueError("every caption needs at least one reference, every reference a caption that is there")
+        raise ValueError("every caption needs at least one reference, and every reference an existing caption")
     cosine = np.sum(_unit(captions)[caption_of_reference] * _unit(references), axis=1)
     closest = np.zeros(len(captions))
     np.maximum.at(closest, caption_of_reference, cosine)
@@ -133,7 +126,7 @@ def reference_clip_scores(
 
 
 def _unit(embeddings: Embeddings) -> NDArray[np.float64]:
-    """Rows of length 1; a row of zeros (nothing was said) stays one, and its cosines are 0."""
+    """Rows scaled to length 1; a row of zeros stays zero, and its cosines are 0."""
     if embeddings.ndim != 2 or not np.isfinite(embeddings).all():
         raise ValueError("embeddings must be finite numbers, [items, width]")
     wide = embeddings.astype(np.float64)

@@ -1,19 +1,19 @@
-"""How varied captions are: over a test set, and among several captions of one image.
+"""Diversity of captions: over a test set, and among several captions of one image.
 
 Over a test set (`caption_diversity`): the shares of distinct and of novel captions, the vocabulary, the mean length.
 
-Among the n captions c_1 … c_n of each image (`candidate_scores`), averaged over the images unless it is said otherwise:
+Among the n captions c_1 … c_n of each image (`candidate_scores`), averaged over the images unless stated otherwise:
 
     Div_k             different k-grams of the n captions / (their words + 1e-6)
     mBLEU_4_corpus    corpus BLEU-4 of the captions c_i of all images, the other n - 1 as references; mean over i
     mBLEU_4_sentence  the same, but the mean of the sentences' BLEU-4
     SelfCIDEr_Luo     log_n(Σ √λ / √λ_max), λ the eigenvalues (at least 0) of K_ij = CIDEr(c_i, c_j)
     SelfCIDEr_Wang    the same for K_ij = K_ji = CIDEr-D(c_i, c_j), i ≤ j, c_j the reference; λ its singular values
-    distinct_within   different captions / n;  novel_within: captions that are no exact training caption / n
-    oracle_METRIC     the largest METRIC among the n captions, each metric with a maximum of its own
+    distinct_within   different captions / n;  novel_within: captions that equal no training caption / n
+    oracle_METRIC     the largest METRIC among the n captions, separately for each metric
 
-Low mBLEU is varied; of the others, high is. Published figures name neither variant of mBLEU and SelfCIDEr as a rule:
-the first of each is of the COS-CVAE and Luo's code, the second of the paper that proposed them (Wang and Chan 2019).
+Low mBLEU means diverse; for the others, high does. Papers rarely say which variant of mBLEU and SelfCIDEr they use: the
+first of each is that of COS-CVAE and Luo's code, the second that of the paper that proposed them (Wang and Chan 2019).
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ Figures = NDArray[np.float64]
 # Quality of one candidate per image: metric → [images].
 Quality = Callable[[Texts, Sequence[str]], dict[str, Figures]]
 
-# The published code's, so that n empty captions are no division by zero.
+# As in the published code; avoids division by zero for empty captions.
 _SMALL = 1e-6
-# Eigenvalues that are zero but for rounding, as when captions repeat; their roots would not be small.
+# Eigenvalues below this share of the largest are rounding errors; their roots would not be small.
 _ROUNDING = 1e-12
 
 
@@ -47,7 +47,7 @@ class Diversity:
     """Figures over all captions of a test set.
 
     distinct:    different captions / captions
-    novel:       captions that are no exact training caption / captions; None without training captions
+    novel:       captions that equal no training caption / captions; None without training captions
     vocabulary:  number of different words used
     mean_length: words / captions
     """
@@ -61,8 +61,8 @@ class Diversity:
 def caption_diversity(captions: Sequence[str], training_captions: Iterable[str] | None = None) -> Diversity:
     """Diversity of at least one caption; captions are tokens joined by white space.
 
-    The training captions must have gone through the same tokeniser, or all captions look novel. An empty
-    caption counts as neither distinct nor novel: a model that says nothing must not gain by it.
+    The training captions must be tokenised in the same way, or all captions look novel. An empty caption counts as
+    neither distinct nor novel, so that it cannot raise a score.
 
     >>> caption_diversity(["a dog", "a dog", "a red car"], training_captions=["a dog"])
     Diversity(distinct=0.6666666666666666, novel=0.3333333333333333, vocabulary=4, mean_length=2.3333333333333335)
@@ -104,16 +104,16 @@ def candidate_scores(
     oracle: Sequence[str] = ("bleu", "rouge", "cider"),
     on_progress: Callable[[int, int], None] | None = None,
 ) -> CandidateScores:
-    """All figures of this module's table for n ≥ 2 captions per image; captions are tokens joined by blanks.
+    """All figures of this module's table for n ≥ 2 captions per image; captions are tokens joined by spaces.
 
     Args:
         candidates: the same number of captions for every image.
-        references: of the same images, in the same order.
-        frequencies: document frequencies for SelfCIDEr; those of the references by default. (The oracle's are always
-            those of the references, as in a single caption's CIDEr-D.)
-        training_captions: for novel_within, which is left out without them; tokenised like the candidates.
-        oracle: metrics to take the best caption by, of "bleu", "rouge", "cider", "meteor" (slow).
-        on_progress: called with steps done and steps in all.
+        references: references of the same images, in the same order.
+        frequencies: document frequencies for SelfCIDEr; by default those of the references. (The oracle always uses
+            those of the references, as for a single caption.)
+        training_captions: for novel_within, which is omitted without them; tokenised like the candidates.
+        oracle: metrics for the best caption: "bleu", "rouge", "cider", "meteor" (slow).
+        on_progress: called with the steps done and the number of steps.
 
     Example:
         >>> scores = candidate_scores([["a dog", "a dog"], ["a cat", "a bus"]], [["a dog runs"], ["a cat sits"]])
@@ -169,9 +169,9 @@ def distinct_ngrams(candidates: Texts, n: int) -> Figures:
 
 
 def self_cider(candidates: Texts, frequencies: DocumentFrequencies) -> tuple[Figures, Figures]:
-    """SelfCIDEr per image, by Luo's and by Wang's definition: 0 when all say the same, 1 when nothing is in common.
+    """SelfCIDEr per image, by Luo's and by Wang's definition: 0 if all captions are equal, 1 if they share nothing.
 
-    The same number of captions, at least two, for every image. Captions that say nothing at all give 0.
+    Every image needs the same number of captions, at least two. Empty captions give 0.
     """
     captions = len(candidates[0])
     pairs = CaptionPairs([text for texts in candidates for text in texts], frequencies)
@@ -196,12 +196,12 @@ def _spread(values: NDArray[np.floating]) -> Figures:
 
 
 def _distinct_within(candidates: Texts) -> Figures:
-    """Different captions / captions, per image; an empty one counts as none."""
+    """Different captions / captions, per image; empty ones do not count."""
     return np.array([len({tuple(t.split()) for t in texts} - {()}) / len(texts) for texts in candidates])
 
 
 def _novel_within(candidates: Texts, training_captions: Iterable[str]) -> Figures:
-    """Captions that are no training caption / captions, per image; an empty one is not novel."""
+    """Captions that equal no training caption / captions, per image; an empty one is not novel."""
     known = {tuple(caption.split()) for caption in training_captions} | {()}
     return np.array([sum(tuple(t.split()) not in known for t in texts) / len(texts) for texts in candidates])
 
@@ -226,7 +226,7 @@ def _bleu(references: Texts, captions: Sequence[str]) -> dict[str, Figures]:
 
 
 def _meteor(references: Texts, captions: Sequence[str]) -> dict[str, Figures]:
-    # Its tables are large: they are loaded when METEOR is asked for.
+    # Imported here: its tables are large.
     from tellapart.metrics.meteor import meteor_scores
 
     return {"METEOR": meteor_scores(references, captions).per_image}

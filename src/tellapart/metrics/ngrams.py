@@ -1,12 +1,12 @@
-"""All captions of a test set as arrays, and their n-grams counted in one sort per order.
+"""All captions of a test set as arrays, and their n-grams counted with one sort per order.
 
-BLEU and CIDEr ask the same of every n-gram: which captions hold it, and how often? Words become numbers, all captions
-lie in one flat array, and the occurrences of the n-grams are sorted by (n-gram, place). Captions are laid out image by
-image, the candidate before its references; so in that order the occurrences of one n-gram in one caption, those in one
-image, and those in all images are neighbours, and every count is the distance between two borders.
+BLEU and CIDEr need the same counts: which captions have an n-gram, and how often. Words become numbers, all captions
+are in one flat array, and the occurrences of n-grams are sorted by (n-gram, place). Captions are ordered by image, the
+candidate before its references. So occurrences of an n-gram in one caption, in one image and in all images are
+contiguous, and every count is the distance between two borders.
 
-An n-gram that occurs once in the whole corpus matches nothing, and neither does a longer one around it: most
-occurrences are dropped before the longer orders are sorted.
+An n-gram that occurs once in the corpus matches nothing, nor does a longer one that contains it. So most occurrences
+are dropped before the longer orders are sorted.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from numpy.typing import NDArray
 
 ORDERS = 4
 
-# Captions split as one string: one call instead of one per caption, and their words stay in the processor's cache.
+# Captions split as one string, which is faster than one call per caption; the words stay in the processor's cache.
 _BLOCK = 1 << 10
-# Number 0 stands between two captions of a block, and is no word's number.
+# The separator of captions in a block; it has number 0, which no word has.
 _BORDER = "|||||"
-# Captions remembered before everything is forgotten: some 100 MB.
+# Captions cached before the cache is cleared: about 100 MB.
 _REMEMBERED = 1 << 19
 _SORTABLE_BITS = 63
 _SIZE = np.dtype(np.int32).itemsize
@@ -34,12 +34,12 @@ _SIZE = np.dtype(np.int32).itemsize
 Numbers = NDArray[np.int64]
 
 
-class Vocabulary:
-    """Numbers words, counted from 1 in the order in which they come, and remembers the captions it has numbered.
+class WordNumbers:
+    """Numbers words from 1 in order of appearance, and caches the captions it has numbered.
 
-    References are scored again and again, against every new set of candidates: they are split once.
+    References are scored again with every set of candidates; the cache splits them only once.
 
-    >>> vocabulary = Vocabulary()
+    >>> vocabulary = WordNumbers()
     >>> vocabulary.number(["a dog sees a cat", "a cat"])[0].tolist()
     [1, 2, 3, 1, 4, 1, 4]
     """
@@ -50,29 +50,29 @@ class Vocabulary:
         for word in (_BORDER, *words):
             self._number[word]
         self._captions: dict[str, bytes] = {}
-        # Captions that single blanks separate into other words than any white space does.
+        # Captions that split differently at single spaces than at any white space.
         self._uneven: set[str] = set()
-        # Two threads must not give the same number to two words.
+        # Keeps two threads from giving the same number to two words.
         self._lock = Lock()
 
     def __len__(self) -> int:
-        """Numbers in use, the 0 of the border among them."""
+        """Numbers in use, including the border's 0."""
         return len(self._number)
 
     @property
     def words(self) -> list[str]:
-        """In the order of their numbers, from 1 on."""
+        """The words in the order of their numbers, from 1."""
         return list(self._number)[1:]
 
     @property
     def captions(self) -> int:
-        """How many captions are remembered."""
+        """Number of cached captions."""
         return len(self._captions)
 
     def number(self, captions: Sequence[str], *, single_blanks: bool = False) -> tuple[NDArray[np.int32], Numbers]:
-        """Word numbers of all captions, one after the other, and words per caption.
+        """Word numbers of all captions, concatenated, and the number of words per caption.
 
-        Words are separated by any white space, or by every single blank (`single_blanks`): then two blanks have an
+        Words are separated by any white space, or by every single space (`single_blanks`): then two spaces have an
         empty word between them, and other white space is part of a word.
         """
         with self._lock:
@@ -94,7 +94,7 @@ class Vocabulary:
         return numbers, np.fromiter(map(len, found), dtype=np.int64, count=len(found)) // _SIZE
 
     def same_by_single_blanks(self, captions: Sequence[str]) -> bool:
-        """Whether single blanks separate these numbered captions into the same words as any white space does."""
+        """Whether these captions split into the same words at single spaces as at any white space."""
         return self._uneven.isdisjoint(captions)
 
     def _learn(self, captions: Sequence[str]) -> None:
@@ -108,7 +108,7 @@ class Vocabulary:
             begins, ends = [0, *((borders + 1) * _SIZE).tolist()], [*(borders * _SIZE).tolist(), len(stored)]
             rows = [stored[begin:end] for begin, end in zip(begins, ends, strict=True)]
         else:
-            # A caption says the border's word.
+            # A caption contains the border's word.
             rows = [self._number_words(caption.split()) for caption in captions]
         self._captions.update(zip(captions, rows, strict=True))
         if not _is_even(text, len(words)):
@@ -116,46 +116,46 @@ class Vocabulary:
             self._uneven.update(c for c, length in zip(captions, lengths, strict=True) if not _is_even(c, length))
 
     def _number_words(self, words: Sequence[str]) -> bytes:
-        # The border's own word is renamed: " " can be none.
+        # The border's word is renamed to " ", which cannot be a word.
         return np.array([self._number[word if word != _BORDER else " "] for word in words], dtype=np.int32).tobytes()
 
 
 def _is_even(text: str, words: int) -> bool:
-    """Whether single blanks, and nothing else, separate the words: of all white space only the blank is printable."""
+    """Whether the words are separated by single spaces only: of all white space only the space is printable."""
     return text.count(" ") + 1 == words and text.isprintable()
 
 
-_shared = Vocabulary()
+_shared = WordNumbers()
 
 
-def _shared_vocabulary() -> Vocabulary:
-    """The one that remembers captions from call to call; a full one is replaced."""
+def _shared_vocabulary() -> WordNumbers:
+    """The instance shared by all calls; a full one is replaced."""
     if _shared.captions > _REMEMBERED:
         forget()
     return _shared
 
 
 def forget() -> None:
-    """Drop the captions remembered from earlier calls, and their memory."""
+    """Clear the cache of captions."""
     global _shared
-    _shared = Vocabulary()
+    _shared = WordNumbers()
 
 
 @dataclass(frozen=True)
 class Captions:
     """Captions as word numbers, image by image: the candidate, then its references.
 
-    words:      the words of all captions, one after the other
+    words:      the words of all captions, concatenated
     lengths:    words per caption
     references: references per image
     vocabulary: the numbers of the words
-    single_blanks: whether these are the words that single blanks separate (as ROUGE wants them)
+    single_blanks: whether these are the words between single spaces (needed by ROUGE)
     """
 
     words: NDArray[np.int32]
     lengths: Numbers
     references: Numbers
-    vocabulary: Vocabulary
+    vocabulary: WordNumbers
     single_blanks: bool
 
     @property
@@ -164,12 +164,12 @@ class Captions:
 
     @cached_property
     def candidate(self) -> Numbers:
-        """Each image's candidate: its place among the captions."""
+        """Position of each image's candidate among the captions."""
         return np.arange(self.images) + np.cumsum(self.references) - self.references
 
     @cached_property
     def image_of(self) -> Numbers:
-        """Each caption's image."""
+        """Image of each caption."""
         return np.repeat(np.arange(self.images), self.references + 1)
 
     @cached_property
@@ -180,20 +180,20 @@ class Captions:
 
     @cached_property
     def caption_of(self) -> Numbers:
-        """Each word's caption."""
+        """Caption of each word."""
         return np.repeat(np.arange(len(self.lengths)), self.lengths)
 
 
 def number_captions(
     references: Sequence[Sequence[str]],
     candidates: Sequence[str],
-    vocabulary: Vocabulary | None = None,
+    vocabulary: WordNumbers | None = None,
     *,
     single_blanks: bool = False,
 ) -> Captions:
     """Split captions into numbered words; `references[i]` (one or more) belong to `candidates[i]`.
 
-    Words are separated by any white space (BLEU, CIDEr), or by every single blank (`single_blanks`, ROUGE: then an
+    Words are separated by any white space (BLEU, CIDEr), or by every single space (`single_blanks`, for ROUGE: then an
     empty caption is one empty word).
     """
     if len(references) != len(candidates) or not all(references):
@@ -215,13 +215,13 @@ class Rows:
     order:      n
     gram:       number of the row's n-gram, from 0 without gaps
     caption:    its caption
-    count:      how often the caption has it
+    count:      occurrences in the caption
     group:      where each (n-gram, image) begins among the rows; the image's candidate, if it has it, comes first
     group_gram: the n-gram of each group
     place:      where each n-gram first occurs among the words
-    key:        each n-gram as (number of its first n-1 words) · vocabulary + last word, rising
+    key:        each n-gram as (number of its first n-1 words) · vocabulary + last word, sorted
     said:       the candidates' rows in groups that have reference rows too
-    others:     how many reference rows follow each of those
+    others:     number of reference rows after each of those
     """
 
     order: int
@@ -239,13 +239,13 @@ class Rows:
 def ngram_rows(captions: Captions, *, repeated_only: bool) -> Iterator[Rows]:
     """For n = 1…4, the n-grams of all captions; with `repeated_only`, those that occur at least twice in the corpus."""
     words, caption_of = captions.words, captions.caption_of
-    # gram[i]: the number of the n-gram that begins at word i, or -1 when there is none or it was dropped.
+    # gram[i]: number of the n-gram that begins at word i, or -1 if there is none or it was dropped.
     gram = words.astype(np.int64)
     for order in range(1, ORDERS + 1):
         if order == 1:
             place, key = np.arange(len(words)), gram
         else:
-            # An n-gram is the one before it and a word; a dropped one, at either end, cannot be part of a kept one.
+            # An n-gram is an (n-1)-gram and a word; one that contains a dropped (n-1)-gram cannot be kept.
             whole = (gram[:-1] >= 0) & (gram[1:] >= 0)
             place = np.flatnonzero(whole)
             last = place + (order - 1)
@@ -268,7 +268,7 @@ def ngram_rows(captions: Captions, *, repeated_only: bool) -> Iterator[Rows]:
 
 
 def _sorted_by_key(key: Numbers, place: Numbers) -> tuple[Numbers, Numbers]:
-    """Both, sorted by key; equal keys keep the rising order of their places."""
+    """Both, sorted by key; equal keys stay in order of place."""
     bits = int(place.max(initial=0)).bit_length()
     if int(key.max(initial=0)).bit_length() + bits <= _SORTABLE_BITS:
         # One sort of plain integers is several times faster than an argsort.
@@ -282,7 +282,7 @@ def _sorted_by_key(key: Numbers, place: Numbers) -> tuple[Numbers, Numbers]:
 def _rows(
     order: int, key: Numbers, place: Numbers, starts_gram: NDArray[np.bool_], number: Numbers, captions: Captions
 ) -> Rows:
-    """Occurrences, sorted by n-gram and place, gathered into rows and groups."""
+    """Gather occurrences, sorted by n-gram and place, into rows and groups."""
     caption = captions.caption_of[place]
     starts_row = starts_gram.copy()
     starts_row[1:] |= caption[1:] != caption[:-1]

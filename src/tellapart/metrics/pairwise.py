@@ -1,12 +1,12 @@
 """CIDEr between any two captions of a collection, as matrices.
 
-Idea: the tf-idf vectors of all captions are made once; a block of the matrix then costs one small product. For a
-caption a and a caption b that stands as its reference, with w = count · idf of an n-gram (cider.py has the idf):
+The tf-idf vectors of all captions are computed once; a block of the matrix then costs one small product. For a caption
+a with a caption b as its reference, and w = count · idf of an n-gram (idf as in cider.py):
 
     plain    sim_n(a, b) = Σ w_a w_b / (‖w_a‖ ‖w_b‖)
     CIDEr-D  sim_n(a, b) = Σ min(w_a, w_b) w_b / (‖w_a‖ ‖w_b‖) · exp(-(l_a - l_b)² / (2·6²))
 
-and the value is 10 · mean over n = 1…4. Plain CIDEr is symmetric, CIDEr-D is not where an n-gram repeats.
+and the value is 10 · mean over n = 1…4. Plain CIDEr is symmetric; CIDEr-D is not if an n-gram repeats.
 """
 
 from __future__ import annotations
@@ -17,10 +17,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tellapart.metrics.cider import DocumentFrequencies
+from tellapart.metrics.cider import SIGMA, DocumentFrequencies
 from tellapart.metrics.ngrams import ORDERS
-
-_SIGMA = 6.0
 
 Rows = NDArray[np.int64]
 
@@ -36,7 +34,7 @@ class _Order:
     norm: NDArray[np.float64]
 
     def entries(self, rows: Rows) -> tuple[Rows, Rows]:
-        """All entries of these captions: which of `rows`, and the entry."""
+        """All entries of these captions: index into `rows`, and the entry."""
         sizes = self.start[rows + 1] - self.start[rows]
         which = np.repeat(np.arange(len(rows)), sizes)
         inside = np.arange(len(which)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
@@ -68,9 +66,9 @@ class CaptionPairs:
         return self._matrix(rows, columns, clipped=False)
 
     def cider_d(self, rows: Rows, columns: Rows) -> NDArray[np.float64]:
-        """CIDEr-D of the captions `rows`, each of the captions `columns` being the one reference: `[rows, columns]`."""
+        """CIDEr-D of the captions `rows`, each with one of `columns` as its reference: `[rows, columns]`."""
         gap = self._length[rows][:, np.newaxis] - self._length[columns]
-        return np.asarray(self._matrix(rows, columns, clipped=True) * np.exp(-(gap**2) / (2 * _SIGMA**2)))
+        return np.asarray(self._matrix(rows, columns, clipped=True) * np.exp(-(gap**2) / (2 * SIGMA**2)))
 
     def _matrix(self, rows: Rows, columns: Rows, clipped: bool) -> NDArray[np.float64]:
         total = np.zeros((len(rows), len(columns)))
@@ -84,7 +82,7 @@ class CaptionPairs:
 
 def _products(order: _Order, rows: Rows, columns: Rows, clipped: bool) -> NDArray[np.float64]:
     """Σ w_a w_b, or Σ min(w_a, w_b) w_b, of each row a and column b."""
-    # Only n-grams of the rows can give anything: small dense matrices over those.
+    # Only n-grams of the rows matter: use small dense matrices over those.
     which, entry = order.entries(rows)
     grams, place = np.unique(order.gram[entry], return_inverse=True)
     if len(grams) == 0:
@@ -100,7 +98,7 @@ def _products(order: _Order, rows: Rows, columns: Rows, clipped: bool) -> NDArra
     weighted = right * order.idf[grams] ** 2
     if not clipped:
         return np.asarray(left @ weighted.T)
-    # min(a, b) = Σ_t [a ≥ t] [b ≥ t] for counts: a product for each t, of which there is nearly always but one or two.
+    # min(a, b) = Σ_t [a ≥ t] [b ≥ t] for counts: one product per t, nearly always one or two.
     total = np.zeros((len(rows), len(columns)))
     for t in range(1, int(min(left.max(), right.max(initial=0.0))) + 1):
         total += (left >= t) @ (weighted * (right >= t)).T
@@ -110,8 +108,7 @@ def _products(order: _Order, rows: Rows, columns: Rows, clipped: bool) -> NDArra
 def _orders(words: Rows, lengths: Rows, frequencies: DocumentFrequencies) -> list[_Order]:
     """Count, weigh and number the n-grams of all captions, for each n.
 
-    An (n+1)-gram is the n-gram starting at the same place and the word after it, so each order is numbered afresh from
-    pairs: numbers stay small and never overflow.
+    An (n+1)-gram is an n-gram and the word after it. Each order is numbered again, so that numbers stay small.
     """
     captions = len(lengths)
     caption_of = np.repeat(np.arange(captions), lengths)
@@ -121,7 +118,7 @@ def _orders(words: Rows, lengths: Rows, frequencies: DocumentFrequencies) -> lis
     orders = []
     for n in range(1, ORDERS + 1):
         distinct, first, gram = np.unique(key, return_index=True, return_inverse=True)
-        # n-grams that the table lacks (-1) take the extra entry, a 0.
+        # n-grams that are not in the table (-1) get the extra entry, a 0.
         frequency = np.append(frequencies.counts[n - 1], 0)[in_table[first]]
         idf = np.log(max(1, frequencies.images)) - np.log(np.maximum(1, frequency))
         size = max(1, len(distinct))

@@ -1,16 +1,16 @@
-"""Penn Treebank tokens as the COCO caption tool makes them, without Java.
+"""Penn Treebank tokens as in the COCO caption tool, without Java.
 
-The tool runs Stanford's tokenizer (CoreNLP 3.4.1, lower case) and then drops punctuation tokens. What that tokenizer
-does is reproduced here by rules of our own, checked against its output: at each place the longest match of all rules
-wins, and of equally long ones the first rule. What a rule only looks at (the `'s` after a word) counts as length too.
+The tool runs Stanford's tokenizer (CoreNLP 3.4.1, lower case) and then drops punctuation tokens. The rules here
+reproduce that tokenizer and are tested against its output. At each place the longest match of all rules wins, or the
+first rule if several are equally long. Lookahead (the `'s` after a word) counts towards the length.
 
-Kept as the tool has them, for published figures depend on them:
+Kept as in the tool, since published scores depend on it:
     - only the tokens in `PUNCTUATION` are dropped: brackets become `-lrb-` and stay, and so do `!!`, `&`, `$`, `/`
     - "cannot" is two words, "can't" is `ca n't`, `double-decker` is one, "5 1/2" is one with a U+00A0 inside
-    - characters that the tokenizer does not know, emoji for instance, vanish
+    - characters unknown to the tokenizer, such as emoji, are dropped
 
-Most tokens depend on nothing outside their blank-separated piece, so pieces are split once and remembered; a caption
-in which some piece does depend on its neighbours is split as a whole.
+Most tokens depend only on their piece between spaces, so pieces are split once and cached. A caption with a piece that
+depends on its neighbours is split as a whole.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from functools import cache
 
 PUNCTUATION = frozenset(["''", "'", "``", "`", ".", "?", "!", ",", ":", "-", "--", "...", ";"])
 
-# Captions, and pieces of them, remembered before everything is forgotten: some 100 MB.
+# Captions, and pieces of them, cached before the cache is cleared: about 100 MB.
 _REMEMBERED = 1 << 19
 
-# No letters to the tokenizer: superscripts, fractions, circled and Roman numbers, and all signs beyond U+FFFF.
+# Not letters for the tokenizer: superscripts, fractions, circled and Roman numbers, all characters beyond U+FFFF.
 _NO_LETTER = (
     r"_\u00B2\u00B3\u00B9\u00BC-\u00BE\u2070-\u208E\u2150-\u2189\u2460-\u24FF\u2776-\u2793\U00010000-\U0010FFFF"
 )
-# Marks that go on letters; U+00AD, the soft hyphen, is part of a word and vanishes from it.
+# Combining marks; U+00AD, the soft hyphen, is part of a word and is dropped from it.
 _MARK = r"[\u00AD\u0300-\u036F\u0591-\u05BD\u064B-\u065E\u0900-\u0903\u093C-\u094E\u0E31-\u0E3A\u0E47-\u0E4E]"
 _LETTER = rf"(?:[^\W\d{_NO_LETTER}]|{_MARK})"
 _ALNUM = rf"(?:[^\W{_NO_LETTER}]|{_MARK})"
 _APOSTROPHE = r"(?:['\u0092\u2019]|&apos;)"
-# What people type for an apostrophe inside a word.
+# Characters used as an apostrophe inside a word.
 _INNER = rf"(?:{_APOSTROPHE}|[`\u0091\u2018\u201B])"
 _HYPHEN = r"[-_\u058A\u2010\u2011]"
 _BLANK = r"[ \u00A0]"
@@ -44,11 +44,11 @@ _NUMBER = rf"[-+]?{_DIGITS}"
 _ACRONYM = r"[A-Za-z](?:\.[A-Za-z])+"
 _ATTRIBUTE = r" +[A-Za-z][\w:.-]*(?: *= *(?:'[^'\n]*'|\"[^\"\n]*\"|\w+))?"
 _TAG = rf"<(?:[!?][A-Za-z-][^>\n]*|/?[A-Za-z][\w:.-]*(?:{_ATTRIBUTE})* */?) *>"
-# A new sentence by the look of it: the period after an abbreviation then also ends the one before.
-# So does the end of the text, as the tool takes the start of the next caption into account, most often a capital.
+# Looks like a new sentence: the period of an abbreviation then also ends the sentence before it.
+# The end of the text counts as one, since the tool sees the start of the next caption, most often a capital.
 _NEW_SENTENCE = rf"(?:{_BLANK}(?:{_BLANK}|[A-Z\u00C0-\u00DE]|{_TAG})|{_BLANK}*\n)"
 
-# Abbreviations by what may follow them, found by asking the tokenizer.
+# Abbreviations by what may follow them, found by experiments with the tokenizer.
 _TITLES = (
     "mr mrs ms dr drs prof profs sen sens rep reps atty attys lt col gen messrs gov govs adm rev maj sgt cpl pvt capt "
     "st ste ave pres lieut hon brig cmdr comdr pfc spc supt supts det mt ft adj adv asst assoc ens insp mlle mme msgr "
@@ -59,7 +59,7 @@ _SENTENCE_FINAL = (
     "fla ga ind kan kans ky md mich minn mo mont neb nev okla penn tenn va vt wis wisc wyo inc co cos corp pty ptys "
     "pte ptes ltd plc rt bancorp bhd assn univ intl sys tel est ext sq jr sr bros ed.d ph.d esq etc al seq bldg blvd rd"
 )
-# These are words too: abbreviations only with a capital.
+# Also words: abbreviations only with a capital.
 _CAPITALISED = "[A]rk [A]z [D]el [I]ll [L]a [M]ass [M]iss [O]re [P]a [T]ex [W]ash"
 _BEFORE_NUMBERS = "art ca fig figs no nos op pp prop"
 _SENTENCE_STARTERS = (
@@ -78,9 +78,9 @@ def _caseless(words: str) -> str:
 
 
 _WHITE_SPACE = re.compile(r"[^\S\u00A0]")
-# Pieces whose tokens may depend on the next one: numbers (5 1/2), abbreviations, spaced dots, tags.
+# Pieces whose tokens may depend on the next piece: numbers (5 1/2), abbreviations, spaced dots, tags.
 _LOOKS_AHEAD = re.compile(r"\d\)?$|\.$|<")
-# Most pieces are a word, perhaps with a comma or period after it: no rule needs to be tried, unless it is one of these.
+# Most pieces are a word, maybe followed by a comma or period; they need no rules unless listed below.
 _PLAIN = re.compile(r"([A-Za-z]{2,})([.,]?)")
 _NO_PLAIN_WORDS = frozenset(
     f"cannot gonna gotta lemme gimme wanna {_TITLES} {_SENTENCE_FINAL} {_CAPITALISED} {_BEFORE_NUMBERS}".lower()
@@ -106,7 +106,7 @@ def _with_period(text: str) -> list[str]:
 
 
 def _acronym_before_sentence(text: str) -> list[str]:
-    """An initial gives its period to the sentence, a longer acronym keeps its own."""
+    """The period of an initial becomes the sentence's; a longer acronym keeps it."""
     return [text[:-1], "."] if len(text) == 2 else [text, "."]
 
 
@@ -133,7 +133,7 @@ def _bracketed(text: str) -> list[str]:
 
 
 def _unbroken(text: str) -> list[str]:
-    """A token with blanks inside keeps them as U+00A0: tokens are joined by plain ones."""
+    """Spaces inside a token become U+00A0, since tokens are joined by spaces."""
     return [text.replace(" ", "\u00a0")]
 
 
@@ -145,7 +145,7 @@ def _nothing(text: str) -> list[str]:
     return []
 
 
-# Signs that are tokens of their own; all others vanish.
+# Characters that are tokens; all others are dropped.
 _SIGN = (
     r"[!-/:-@\[-`{-~\u0080\u00A1-\u00BF\u00D7\u00F7\u037E\u0387\u0589\u060C\u061B\u061F\u0964\u0965\u0E3F\u2013-\u2023"
     r"\u2026\u2030-\u2044\u2070-\u208E\u20A0\u20A4\u20AC\u2100-\u2BFF\u3001\u3002\u3012\u30FB\uFF01-\uFF0F\uFF1A-\uFF20"
@@ -169,8 +169,8 @@ _PATH = r"(?:/[^\s\"<>|()]+[^\s\"<>|.!?(){},-])?"
 _PHONE_END = r"\d{3,4}[- \u00A0]?\d{3,5}"
 _PHONE_START = r"(?:\d{2,4}[- \u00A0])?\d{2,4}[- \u00A0]"
 
-# Each rule: what it can begin with (l: letter, d: digit, o: other), what it matches (group 1 is the token, the rest
-# is only looked at), and what becomes of the token. The order decides between matches of equal length.
+# Each rule: what it can begin with (l: letter, d: digit, o: other), its pattern (group 1 is the token, the rest is
+# lookahead), and the action on the token. The order decides between matches of equal length.
 _RULES: list[tuple[str, str, Action]] = [
     ("l", r"((?i:cannot))", _in_two(3)),
     ("l", r"((?i:gonna|gotta|lemme|gimme|wanna))", _in_two(2)),
@@ -183,7 +183,7 @@ _RULES: list[tuple[str, str, Action]] = [
     ("l", rf"([A-Za-z]*[A-MO-Za-mo-z])[nN]{_INNER}[tT]", _as_it_is),
     ("l", rf"({_WORD})", _as_it_is),
     ("l", rf"({_WORD}\.)[,;:]", _as_it_is),
-    # Words with an apostrophe of their own: 'em, '90s, ol', O'Neil, ma'am, c'mon, y'|all.
+    # Words that contain an apostrophe: 'em, '90s, ol', O'Neil, ma'am, c'mon, y'|all.
     ("o", rf"({_APOSTROPHE}(?i:n{_APOSTROPHE}?|em|till?|cause|[2-9]0s))", _as_it_is),
     ("l", rf"((?i:[ldj]|dunkin|somethin|ol){_APOSTROPHE})", _quoted),
     ("l", rf"([A-HJ-XZn]{_INNER}{_LETTER}{{2,}})", _as_it_is),
@@ -243,12 +243,12 @@ _IS_LETTER, _IS_DIGIT = re.compile(_LETTER), re.compile(r"\d")
 
 @cache
 def _rules_for(start: str) -> list[tuple[re.Pattern[str], Action]]:
-    # Compiled when a text first needs them: an import should take no time.
+    # Compiled on first use, to keep the import fast.
     return [(re.compile(rule), action) for kinds, rule, action in _RULES if start in kinds]
 
 
 def tokenize(captions: Sequence[str]) -> list[str]:
-    """Each caption as the COCO caption tool's tokens (Penn Treebank, lower case, no punctuation) joined by blanks.
+    """Each caption as the COCO caption tool's tokens (Penn Treebank, lower case, no punctuation) joined by spaces.
 
     >>> tokenize(["A man's T-shirt, and a double-decker bus.", "They can't!"])
     ["a man 's t-shirt and a double-decker bus", "they ca n't"]
@@ -259,25 +259,18 @@ def tokenize(captions: Sequence[str]) -> list[str]:
         if tokens is None:
             if len(_tokenized) >= _REMEMBERED:
                 _tokenized.clear()
-            _tokenized[caption] = tokens = _bare(caption)
+            _tokenized[caption] = tokens = _by_pieces(caption)
         found.append(tokens)
     return found
 
 
-def split(caption: str) -> list[str]:
-    """All tokens of a caption in lower case, punctuation among them.
+def scan(caption: str) -> list[str]:
+    """All tokens of a caption in lower case, including punctuation, by trying all rules at every place.
 
-    >>> split("The dog's ball can't roll, etc.")
+    >>> scan("The dog's ball can't roll, etc.")
     ['the', 'dog', "'s", 'ball', 'ca', "n't", 'roll', ',', 'etc.', '.']
     """
-    # Not split(): a token may have U+00A0 inside.
-    tokens = _full(caption)
-    return tokens.split(" ") if tokens else []
-
-
-def scan(caption: str) -> list[str]:
-    """The same as `split`, by trying all rules at every place: what the faster way is tested against."""
-    # The line end is what rules see that look at the character after the last one.
+    # The line end serves rules that look at the character after the last one.
     text = _WHITE_SPACE.sub(" ", caption) + "\n"
     tokens: list[str] = []
     place, end = 0, len(text) - 1
@@ -293,45 +286,35 @@ def scan(caption: str) -> list[str]:
             if match and (longest is None or match.end() > longest.end()):
                 longest, action = match, do
         if longest is None:
-            place += 1  # a sign unknown to the tokenizer
+            place += 1  # a character unknown to the tokenizer
             continue
         tokens += action(longest[1])
         place = longest.end(1)
     return [token.lower() for token in tokens]
 
 
-class _Splitter:
-    """caption → its tokens joined by blanks, some tokens dropped; pieces between white space are scanned only once."""
+def _join(tokens: Sequence[str]) -> str:
+    return " ".join(token for token in tokens if token and token not in PUNCTUATION)
 
-    def __init__(self, dropped: frozenset[str]) -> None:
-        self._dropped = dropped
-        self._inner, self._last = _Pieces(self._join, last=False), _Pieces(self._join, last=True)
 
-    def __call__(self, caption: str) -> str:
-        pieces = caption.split()
-        if not pieces:
-            return ""
-        last = pieces.pop()
-        found = list(map(self._inner.__getitem__, pieces))
-        if None in found:
-            return self._join(scan(caption))
-        found.append(self._last[last])
-        return " ".join(filter(None, found))
-
-    def forget(self) -> None:
-        self._inner.clear()
-        self._last.clear()
-
-    def _join(self, tokens: Sequence[str]) -> str:
-        return " ".join(token for token in tokens if token and token not in self._dropped)
+def _by_pieces(caption: str) -> str:
+    """The caption's tokens without punctuation, joined by spaces; pieces between white space are scanned once."""
+    pieces = caption.split()
+    if not pieces:
+        return ""
+    last = pieces.pop()
+    found = list(map(_inner.__getitem__, pieces))
+    if None in found:
+        return _join(scan(caption))
+    found.append(_last[last])
+    return " ".join(filter(None, found))
 
 
 class _Pieces(dict[str, str | None]):
-    """Piece of a caption → its tokens, joined; None if they may depend on the piece after it, unless it is the last."""
+    """Piece of a caption → its tokens, joined; None if they may depend on the next piece."""
 
-    def __init__(self, join: Callable[[Sequence[str]], str], *, last: bool) -> None:
+    def __init__(self, *, last: bool) -> None:
         super().__init__()
-        self._join = join
         self._is_last = last
 
     def __missing__(self, piece: str) -> str | None:
@@ -340,22 +323,21 @@ class _Pieces(dict[str, str | None]):
         found: str | None
         plain = _PLAIN.fullmatch(piece)
         if plain and (word := plain[1].lower()) not in _NO_PLAIN_WORDS:
-            found = self._join([word, plain[2]])
+            found = _join([word, plain[2]])
         elif not self._is_last and _LOOKS_AHEAD.search(piece):
             found = None
         else:
-            found = self._join(scan(piece))
+            found = _join(scan(piece))
         self[piece] = found
         return found
 
 
-_full, _bare = _Splitter(frozenset()), _Splitter(PUNCTUATION)
-# References are scored again and again: caption → its tokens.
+_inner, _last = _Pieces(last=False), _Pieces(last=True)
+# Caption → its tokens; references are scored many times.
 _tokenized: dict[str, str] = {}
 
 
 def forget() -> None:
-    """Drop the captions and pieces remembered from earlier calls, and their memory."""
-    _tokenized.clear()
-    for splitter in (_full, _bare):
-        splitter.forget()
+    """Clear the caches of captions and pieces."""
+    for remembered in (_tokenized, _inner, _last):
+        remembered.clear()

@@ -1,18 +1,17 @@
-"""Retrieval figures: at which rank does a scorer put the item that belongs to the query?
+"""Retrieval metrics: ranks of the true items, recall at k, median and mean rank.
 
-Ranks count from 1, and a tie counts against the scorer: every item that is not the right one and scores as high goes
-before it.
+Ranks count from 1. Ties count against the scorer: a wrong item with the same score is ranked before the true one.
 
     text → image   rank of the caption's image   = 1 + #{other images that score at least as high}
     image → text   best rank of its captions     = 1 + #{captions of other images that score at least as high
                                                           as the best of its own}
 
-So a scorer that cannot tell items apart gets the last rank, and its recall is 0, below chance. One that prefers the
-same items whatever the query has every rank once and scores exactly at chance, text → image.
+So a scorer that gives equal scores gets the last rank and a recall of 0, below chance. One that ranks items in the same
+order for every query has every rank once and is exactly at chance, text → image.
 
-    chance(k) = 1 - C(items - r, k) / C(items, k),   r = right items of a query;  k / items when r = 1
+    chance(k) = 1 - C(items - r, k) / C(items, k),   r = true items of a query;  k / items when r = 1
 
-Shares are fractions 0 … 1. Tables in papers give them in percent, and R@sum as the sum of six percentages.
+Recalls are fractions 0 … 1. Papers give them in percent, and R@sum as the sum of six percentages.
 """
 
 from __future__ import annotations
@@ -25,21 +24,21 @@ from numpy.typing import NDArray
 
 from tellapart.errors import DataError
 
-Scores = NDArray[np.floating]
+ScoreMatrix = NDArray[np.floating]
 # (images, captions) → scores `[images, captions]` of a block of images with some of the captions.
-Similarity = Callable[[slice, NDArray[np.int64]], Scores]
+Similarity = Callable[[slice, NDArray[np.int64]], ScoreMatrix]
 
 KS = (1, 5, 10)
-# Images whose true captions are scored at a time, before all are.
+# Images whose true captions are scored at a time, in a first pass.
 OWN = 16
 
 
 @dataclass(frozen=True)
 class RankSummary:
-    """Retrieval figures; shares are fractions 0…1.
+    """Retrieval figures; recalls are fractions 0…1.
 
     recalls: k → share of queries whose true item is among the first k
-    chance:  k → the same share for a scorer that knows nothing
+    chance:  k → the same share for random scores
     median, mean: of the ranks;  count: number of queries
     """
 
@@ -56,7 +55,7 @@ class RetrievalRanks:
 
     image_to_text: `[images]`, the best rank of an image's captions
     text_to_image: `[captions]`, the rank of a caption's image
-    captions_of:   `[images]`, how many captions each image has
+    captions_of:   `[images]`, number of captions of each image
     """
 
     image_to_text: NDArray[np.int64]
@@ -66,10 +65,10 @@ class RetrievalRanks:
 
 @dataclass(frozen=True)
 class RetrievalSummary:
-    """Retrieval in both directions; means over the folds where there are several.
+    """Retrieval in both directions; means over the folds if there are several.
 
     recall_sum: the sum of all recalls of both directions (R@sum; 6 at most for k = 1, 5, 10)
-    chance_sum: the same for a scorer that knows nothing
+    chance_sum: the same for random scores
     """
 
     image_to_text: RankSummary
@@ -84,7 +83,7 @@ class RetrievalSummary:
         return sum(self.image_to_text.chance.values()) + sum(self.text_to_image.chance.values())
 
     def figures(self) -> dict[str, float]:
-        """All figures by name, the chance levels beside."""
+        """All figures and chance levels by name."""
         named: dict[str, float] = {}
         for direction, summary in (("image_to_text", self.image_to_text), ("text_to_image", self.text_to_image)):
             for k, recall in summary.recalls.items():
@@ -95,10 +94,10 @@ class RetrievalSummary:
         return {**named, "R@sum": self.recall_sum, "chance_R@sum": self.chance_sum}
 
 
-def rank_of_true(scores: Scores, true: NDArray[np.integer]) -> NDArray[np.int64]:
+def rank_of_true(scores: ScoreMatrix, true: NDArray[np.integer]) -> NDArray[np.int64]:
     """Rank, from 1, of item `true[q]` under `scores[q]` (higher is better): items - #{j : s_j < s_true}.
 
-    A tie counts against the scorer; a score that is not a number is a `DataError`.
+    Ties count against the scorer; a NaN is a `DataError`.
 
     >>> rank_of_true(np.array([[0.1, 0.9, 0.9]]), np.array([1])).tolist()
     [2]
@@ -113,7 +112,7 @@ def rank_of_true(scores: Scores, true: NDArray[np.integer]) -> NDArray[np.int64]
     return np.asarray(items - (scores < own[:, np.newaxis]).sum(axis=1), dtype=np.int64)
 
 
-def inner_products(images: Scores, captions: Scores) -> Similarity:
+def inner_products(images: ScoreMatrix, captions: ScoreMatrix) -> Similarity:
     """The similarity of embeddings `[images, width]` and `[captions, width]`, a block at a time.
 
     Cosines are the inner products of embeddings of length 1.
@@ -124,7 +123,7 @@ def inner_products(images: Scores, captions: Scores) -> Similarity:
 
 
 def retrieval_ranks(
-    similarity: Similarity | Scores,
+    similarity: Similarity | ScoreMatrix,
     image_of_caption: NDArray[np.integer],
     images: int | None = None,
     *,
@@ -132,18 +131,17 @@ def retrieval_ranks(
     rounding: float = 0.0,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> RetrievalRanks:
-    """Ranks in both directions, exactly, with `chunk × captions` scores in memory.
+    """Exact ranks in both directions, with `chunk × captions` scores in memory.
 
     Args:
-        similarity: scores `[images, captions]`, or a function that gives blocks of them, such as `inner_products`.
-            It is asked for the true pairs' scores first, in small blocks, and then for every block once.
+        similarity: scores `[images, captions]`, or a function that returns blocks of them, such as `inner_products`.
+            It is called for the true pairs first, in small blocks, and then for every block once.
         image_of_caption: `[captions]`, the position of each caption's image; every image has one or more.
-        images: how many there are; by default as many as captions name.
+        images: number of images; by default those that have captions.
         chunk: images scored at a time.
-        rounding: scores that are lower than the right one's by no more than this are ties too, so that two equal
-            items are never told apart by how they were batched. Where blocks are computed, let it be a little more
-            than their numbers' last digit.
-        on_progress: called with images done and images in all.
+        rounding: scores lower than the true pair's by no more than this count as ties, so that ranks are independent
+            of batch composition. For computed blocks, choose a little more than the precision of their numbers.
+        on_progress: called with the images done and the number of images.
 
     Example:
         >>> scores = np.array([[0.9, 0.2, 0.8], [0.3, 0.7, 0.1]])
@@ -157,7 +155,7 @@ def retrieval_ranks(
 
 
 def fold_ranks(
-    similarity: Similarity | Scores,
+    similarity: Similarity | ScoreMatrix,
     image_of_caption: NDArray[np.integer],
     folds: int = 5,
     images: int | None = None,
@@ -165,7 +163,7 @@ def fold_ranks(
     chunk: int = 256,
     rounding: float = 0.0,
 ) -> list[RetrievalRanks]:
-    """The same within each of `folds` equal runs of consecutive images and their captions.
+    """Ranks within each of `folds` equal runs of consecutive images and their captions.
 
     COCO's "1K" figures are the means over 5 folds of its 5,000 test images, "5K" is `retrieval_ranks`.
     """
@@ -189,7 +187,7 @@ def summarize_ranks(
     ks: Sequence[int] = KS,
     right: NDArray[np.integer] | int = 1,
 ) -> RankSummary:
-    """Recall at each k, beside its chance level among `items` items of which `right` are right; median and mean rank.
+    """Recall at each k, its chance level among `items` items of which `right` are true, median and mean rank.
 
     >>> summarize_ranks(np.array([1, 2, 6, 20]), items=20).recalls
     {1: 0.25, 5: 0.5, 10: 0.75}
@@ -229,9 +227,9 @@ def _mean_summary(folds: Sequence[RankSummary]) -> RankSummary:
 
 
 def _chance(k: int, items: int, right: NDArray[np.integer]) -> float:
-    """Chance of a right item among the first k, averaged over queries that have `right` such items among `items`.
+    """Probability of a true item among the first k, averaged over queries that have `right` of them among `items`.
 
-    All of the first k are wrong with Π_{i<k} (items - right - i) / (items - i).
+    All of the first k are wrong with probability Π_{i<k} (items - right - i) / (items - i).
     """
     drawn = np.arange(min(k, items))[:, np.newaxis]
     wrong = np.maximum(items - right - drawn, 0) / (items - drawn)
@@ -254,7 +252,7 @@ def _ranks(
     image_to_text = np.empty(images, dtype=np.int64)
     own = np.empty(len(columns))
     above = np.zeros(len(columns), dtype=np.int64)
-    # A caption's rank needs its own image's score first.
+    # First pass: the scores of the true pairs.
     for start in range(0, images, OWN):
         stop = min(start + OWN, images)
         here = np.flatnonzero((owner >= start) & (owner < stop))
@@ -270,7 +268,7 @@ def _ranks(
         rows = owner[here] - start
         true = scores[rows, here]
         for_rows, for_columns = ((of - rounding).astype(scores.dtype) for of in (best[start:stop], own))
-        # What is right never goes before itself.
+        # True items do not count.
         as_high = (scores >= for_rows[:, np.newaxis]).sum(axis=1)
         its_own = np.bincount(rows, true >= for_rows[rows], minlength=stop - start)
         image_to_text[start:stop] = 1 + as_high - its_own.astype(np.int64)
@@ -281,8 +279,8 @@ def _ranks(
     return RetrievalRanks(image_to_text, above + 1, np.bincount(owner, minlength=images))
 
 
-def _scores(block: Similarity, start: int, stop: int, columns: NDArray[np.int64]) -> Scores:
-    """A block, looked over."""
+def _scores(block: Similarity, start: int, stop: int, columns: NDArray[np.int64]) -> ScoreMatrix:
+    """A block of scores, checked."""
     scores = np.asarray(block(slice(start, stop), columns))
     if scores.shape != (stop - start, len(columns)):
         raise ValueError(f"scores of {stop - start} images and {len(columns)} captions are {scores.shape}")
@@ -290,7 +288,7 @@ def _scores(block: Similarity, start: int, stop: int, columns: NDArray[np.int64]
     return scores
 
 
-def _blocks(similarity: Similarity | Scores, images: int, captions: int) -> Similarity:
+def _blocks(similarity: Similarity | ScoreMatrix, images: int, captions: int) -> Similarity:
     if callable(similarity):
         return similarity
     if similarity.shape != (images, captions):
@@ -301,7 +299,7 @@ def _blocks(similarity: Similarity | Scores, images: int, captions: int) -> Simi
 
 def _count_images(owner: NDArray[np.int64], images: int | None) -> int:
     if owner.ndim != 1 or len(owner) == 0 or owner.min() < 0:
-        raise DataError("every caption needs the position of its image, from 0, and there must be one at least")
+        raise DataError("every caption needs the position of its image, from 0; give at least one caption")
     count = np.bincount(owner, minlength=images or 0)
     if images is not None and len(count) > images:
         raise DataError(f"a caption belongs to image {len(count) - 1}, but there are {images} images")
@@ -310,6 +308,6 @@ def _count_images(owner: NDArray[np.int64], images: int | None) -> int:
     return len(count)
 
 
-def _check_numbers(scores: Scores) -> None:
+def _check_numbers(scores: ScoreMatrix) -> None:
     if np.isnan(scores).any():
-        raise DataError("a score is not a number (NaN); the model that gave it has diverged: train it anew")
+        raise DataError("a score is not a number (NaN); the model has diverged: train it again")

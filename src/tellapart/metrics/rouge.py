@@ -1,47 +1,39 @@
 """ROUGE-L with the numbers of the COCO caption tool.
 
-Idea: the longest common subsequence (LCS) of candidate and reference: words in the same order, gaps allowed.
+Based on the longest common subsequence (LCS) of candidate and reference: words in the same order, gaps allowed.
 
     precision = max over references of LCS / words of the candidate
     recall    = max over references of LCS / words of that reference
-    ROUGE_L   = (1 + β²) · precision · recall / (recall + β² · precision),   β = 1.2; the corpus figure is the mean
+    ROUGE_L   = (1 + β²) · precision · recall / (recall + β² · precision),   β = 1.2; the corpus score is the mean
 
-The two maxima may come from different references. Words are what single blanks separate: two blanks in a row have an
-empty word between them, an empty caption is one empty word, and other white space belongs to its word.
+The two maxima may come from different references. Words are separated by single spaces: two spaces in a row have an
+empty word between them, an empty caption is one empty word, and other white space is part of a word.
 
-The LCS is found for many pairs at once by bits (Hyyrö 2004): a reference of w words is w bits, all 1 at first; a
-candidate word costs an addition, and each 0 left at the end is one word of the LCS.
+The LCS of many pairs is computed at once with bits (Hyyrö 2004): a reference of w words is w bits, all 1 at first; each
+candidate word costs one addition, and each 0 at the end is one word of the LCS.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tellapart.metrics.image_scores import ImageScores
 from tellapart.metrics.ngrams import Captions, Numbers, number_captions
 
 _BETA = 1.2
-# References padded to so many words go together; longer ones are handled one by one.
+# References are padded to one of these lengths; longer ones are handled one by one.
 _WIDTHS = (8, 16, 32, 64)
-# Pairs handled at once: their words stay in the processor's cache.
+# Pairs handled at once, so that their words stay in the processor's cache.
 _BLOCK = 8192
 
 
-@dataclass(frozen=True)
-class RougeScores:
-    """ROUGE-L: `per_image` has shape [images], `corpus` is its mean."""
-
-    corpus: float
-    per_image: NDArray[np.float64]
-
-
-def rouge_scores(references: Sequence[Sequence[str]], candidates: Sequence[str]) -> RougeScores:
+def rouge_scores(references: Sequence[Sequence[str]], candidates: Sequence[str]) -> ImageScores:
     """ROUGE-L of one candidate per image against that image's references (at least one).
 
-    Both come as tokens joined by single blanks, and `references[i]` belongs to `candidates[i]`.
+    Captions are tokens joined by single spaces; `references[i]` belongs to `candidates[i]`.
 
     >>> rouge_scores([["a dog runs", "the big dog"]], ["the dog runs"]).per_image.round(4).tolist()
     [0.6667]
@@ -49,8 +41,8 @@ def rouge_scores(references: Sequence[Sequence[str]], candidates: Sequence[str])
     return rouge_of(number_captions(references, candidates, single_blanks=True))
 
 
-def rouge_of(captions: Captions) -> RougeScores:
-    """ROUGE-L of captions that were split at single blanks."""
+def rouge_of(captions: Captions) -> ImageScores:
+    """ROUGE-L of captions that were split at single spaces."""
     reference = np.flatnonzero(~captions.is_candidate)
     candidate = captions.candidate[captions.image_of[reference]]
     common = _common_subsequence(captions, candidate, reference)
@@ -59,22 +51,21 @@ def rouge_of(captions: Captions) -> RougeScores:
     recall = np.maximum.reduceat(common / captions.lengths[reference], start)
     denominator = recall + _BETA**2 * precision
     product = (1 + _BETA**2) * precision * recall
-    per_image = np.divide(product, denominator, out=np.zeros(captions.images), where=denominator > 0)
-    return RougeScores(corpus=float(per_image.mean()), per_image=per_image)
+    return ImageScores(np.divide(product, denominator, out=np.zeros(captions.images), where=denominator > 0))
 
 
 def _common_subsequence(captions: Captions, candidate: Numbers, reference: Numbers) -> Numbers:
     """LCS length of each pair of captions."""
     start = np.cumsum(captions.lengths) - captions.lengths
     length = captions.lengths[reference]
-    # Small numbers compare faster; 0, the border, is no word and pads.
+    # Small types compare faster; 0, the border's number, is the padding.
     small = np.uint16 if len(captions.vocabulary) <= 1 << 16 else np.int32
     words = np.append(captions.words, np.zeros(_WIDTHS[-1], dtype=np.int32)).astype(small)
     common = np.zeros(len(reference), dtype=np.int64)
     shorter = 0
     for width in _WIDTHS:
         pairs = np.flatnonzero((length > shorter) & (length <= width))
-        # Pairs whose candidates are equally long go through together, so that none waits for a longer one.
+        # Pairs sorted by candidate length, so that short ones do not wait for longer ones.
         pairs = pairs[np.argsort(captions.lengths[candidate[pairs]], kind="stable")]
         for first in range(0, len(pairs), _BLOCK):
             block = pairs[first : first + _BLOCK]
@@ -94,14 +85,14 @@ def _common_by_bits(
 ) -> Numbers:
     """LCS length of pairs whose references have at most `width` words: one unsigned integer of that width each."""
     unsigned = np.dtype(f"u{width // 8}")
-    # Row by row the first, second, … words of all references.
+    # Rows: the first, second, … words of all references.
     rows = np.arange(int(lengths[reference].max(initial=0)))[:, np.newaxis]
     other = words[start[reference] + rows]
     other[rows >= lengths[reference]] = 0
     length = lengths[candidate]
     zeros = np.full(len(candidate), np.iinfo(unsigned).max, dtype=unsigned)
     for place in range(int(length.max(initial=0))):
-        # Candidates come by rising length: those that still have a word at this place are the last ones.
+        # Candidates are sorted by length: the last ones still have a word at this place.
         live = int(np.searchsorted(length, place, side="right"))
         word = words[start[candidate[live:]] + place]
         equal = np.zeros(len(word), dtype=unsigned)
@@ -115,7 +106,7 @@ def _common_by_bits(
 
 
 def _common_of_one(candidate: NDArray[np.int32], reference: NDArray[np.int32]) -> int:
-    """The same for one pair of any length, by one long integer."""
+    """LCS length of one pair of any length, with one long integer."""
     places: dict[int, int] = {}
     for place, word in enumerate(reference.tolist()):
         places[word] = places.get(word, 0) | 1 << place

@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 
 from tellapart.errors import DataError, MissingExtraError
 from tellapart.metrics.bleu import ORDERS, Bleu, BleuScores
-from tellapart.metrics.cider import Cider, CiderScores, DocumentFrequencies
+from tellapart.metrics.cider import Cider, DocumentFrequencies
 from tellapart.metrics.diversity import ORACLE, candidate_scores, caption_diversity
+from tellapart.metrics.image_scores import ImageScores
 from tellapart.metrics.ngrams import Captions, ngram_rows, number_captions
 from tellapart.metrics.ptb import tokenize
 from tellapart.metrics.rouge import rouge_of, rouge_scores
@@ -34,10 +35,10 @@ FAMILIES = ("bleu", "meteor", "rouge", "cider", "spice", "diversity")
 
 @dataclass(frozen=True)
 class Scores:
-    """Figures of one set of captions.
+    """Scores of one set of captions.
 
-    corpus:       metric → figure over all images
-    per_image:    metric → image id → figure (Bleu_1…4 at sentence level); not for figures of the corpus as a whole
+    corpus:       metric → score over all images
+    per_image:    metric → image id → score (Bleu_1…4 at sentence level); only for metrics defined per image
     not_reported: metric → why it could not be computed, in one line
     """
 
@@ -57,16 +58,16 @@ def evaluate(
 ) -> Scores:
     """Score one or several candidates per image id against that image's references.
 
-    With a list of captions per image, the same number for each, the quality figures are those of the first one; the
-    figures of all of them (Div-n, mBLEU, SelfCIDEr, the best caption by each metric) join the diversity family.
+    Given several captions per image, the same number for each, quality is measured on the first one. The diversity
+    family then also has the figures over all of them (Div-n, mBLEU, SelfCIDEr, the best caption by each metric).
 
     Args:
         references, candidates: by image id, with the same ids in both
-        tokenized:         the captions, training captions too, are tokens joined by blanks: take them as they are
-        training_captions: for `novel`, which is left out without them
-        metrics:           families to compute, of "bleu", "meteor", "rouge", "cider", "spice" and "diversity"; None
-                           stands for all that can be computed here, and `Scores.not_reported` says why others cannot
-        frequencies:       document frequencies for CIDEr; those of the references when None
+        tokenized:         all captions are already tokens joined by spaces
+        training_captions: for `novel`, which is omitted without them
+        metrics:           families to compute: "bleu", "meteor", "rouge", "cider", "spice", "diversity"; None for all
+                           that can be computed here (`Scores.not_reported` says why others cannot)
+        frequencies:       document frequencies for CIDEr; by default those of the references
 
     Example:
         >>> references = {"1": ["A dog runs."], "2": ["A red bus."]}
@@ -91,7 +92,7 @@ def evaluate(
         scores.corpus[metric] = corpus
         scores.per_image[metric] = dict(zip(ids, per_image.tolist(), strict=True))
 
-    # BLEU and CIDEr count the same n-grams; they are reported in the tool's order, METEOR and ROUGE-L between them.
+    # BLEU and CIDEr share the n-gram counts; scores are reported in the COCO tool's order.
     captions = number_captions(groups, first, None if frequencies is None else frequencies.vocabulary())
     bleu, cider = _by_ngrams(captions, families, frequencies)
     if bleu is not None:
@@ -99,7 +100,7 @@ def evaluate(
             add(f"Bleu_{n + 1}", float(bleu.corpus[n]), bleu.per_image[:, n])
     if "meteor" in families:
         try:
-            # Its tables are large: they are loaded when METEOR is asked for.
+            # Imported here: its tables are large.
             from tellapart.metrics.meteor import meteor_scores
 
             meteor = meteor_scores(groups, first)
@@ -141,8 +142,8 @@ def evaluate(
 
 def _by_ngrams(
     captions: Captions, families: Sequence[str], frequencies: DocumentFrequencies | None
-) -> tuple[BleuScores | None, CiderScores | None]:
-    """BLEU and CIDEr-D, whichever is asked for, from one count of the n-grams."""
+) -> tuple[BleuScores | None, ImageScores | None]:
+    """BLEU and CIDEr-D, as requested, from one count of the n-grams."""
     if "bleu" not in families and "cider" not in families:
         return None, None
     bleu = Bleu(captions) if "bleu" in families else None
@@ -160,7 +161,7 @@ def _captions_per_image(candidates: Mapping[str, str | Sequence[str]]) -> list[l
     said = [list(one) if isinstance(one, list | tuple) else [cast(str, one)] for one in candidates.values()]
     for i, captions in zip(candidates, said, strict=True):
         if not all(isinstance(caption, str) for caption in captions):
-            raise DataError(f"image id '{i}': a candidate is no text; give a caption or a list of captions")
+            raise DataError(f"image id '{i}': a candidate is not text; give a caption or a list of captions")
         if not captions:
             raise DataError(f"image id '{i}' has an empty list of candidates; caption it or drop its references")
         if len(captions) != len(said[0]):
@@ -178,7 +179,7 @@ def _known_families(metrics: Sequence[str] | None) -> Sequence[str]:
         metrics = [metrics]
     for name in metrics:
         if name not in FAMILIES:
-            # Lower case, for the likeliest slip is a metric's printed name: "CIDEr", "Bleu_4".
+            # Lower case, since a likely mistake is a metric's printed name: "CIDEr", "Bleu_4".
             close = difflib.get_close_matches(name.lower(), FAMILIES, n=1)
             hint = f"; did you mean '{close[0]}'?" if close else ""
             raise DataError(f"unknown metric family '{name}' (known: {', '.join(FAMILIES)}){hint}")
@@ -186,7 +187,7 @@ def _known_families(metrics: Sequence[str] | None) -> Sequence[str]:
 
 
 def _check_ids(references: Mapping[str, Sequence[str]], candidates: Mapping[str, str | Sequence[str]]) -> None:
-    """Every image has candidates and at least one reference, or the message says which has not."""
+    """Raise unless every image has candidates and at least one reference."""
     if not candidates:
         raise DataError("no candidates to evaluate; give one caption per image id")
     unknown = [i for i in candidates if i not in references]
@@ -194,13 +195,13 @@ def _check_ids(references: Mapping[str, Sequence[str]], candidates: Mapping[str,
         raise DataError(f"{_some(unknown)} without references; add references or drop these candidates")
     missing = [i for i in references if i not in candidates]
     if missing:
-        # Scoring only the captioned images would quietly make the test set easier.
+        # Scoring only the captioned images would make the test set easier.
         raise DataError(f"{_some(missing)} without a candidate; caption them or drop their references")
     for i, group in references.items():
         if isinstance(group, str):
             raise DataError(f"image id '{i}': references are one string; give a list of captions")
         if not all(isinstance(caption, str) for caption in group):
-            raise DataError(f"image id '{i}': a reference is no text; give a list of captions")
+            raise DataError(f"image id '{i}': a reference is not text; give a list of captions")
         if not group:
             raise DataError(f"image id '{i}' has an empty list of references; add some or drop it")
 

@@ -1,8 +1,8 @@
-"""SPICE, by the Java program inside pycocoevalcap, where everything it needs is at hand.
+"""SPICE, computed by the Java program of pycocoevalcap if everything it needs is installed.
 
 Idea: F-score between the objects, attributes and relations that a parser finds in the candidate and in the references.
-The parser is Stanford CoreNLP 3.6.0, some 500 MB that pycocoevalcap fetches from the network on its first use, and it
-runs on Java 8 or 11 only. Nothing is fetched here: without all of that SPICE is not reported.
+The parser is Stanford CoreNLP 3.6.0, about 500 MB, which pycocoevalcap downloads on first use. It runs on Java 8 or 11
+only. Nothing is downloaded here: if something is missing, SPICE is not reported.
 """
 
 from __future__ import annotations
@@ -11,30 +11,21 @@ import re
 import shutil
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tellapart.errors import MissingExtraError, TellapartError
+from tellapart.metrics.image_scores import ImageScores
 
 _CORENLP = ("stanford-corenlp-3.6.0.jar", "stanford-corenlp-3.6.0-models.jar")
 _JAVA = ("8", "11")
 
 
-@dataclass(frozen=True)
-class SpiceScores:
-    """SPICE: `per_image` has shape [images], `corpus` is its mean."""
-
-    corpus: float
-    per_image: NDArray[np.float64]
-
-
 def why_no_spice() -> str | None:
-    """One line that says what SPICE lacks here, or None when it can run."""
+    """What SPICE lacks to run, in one line; None if it can run."""
     folder = _folder()
     if folder is None:
         return str(MissingExtraError("pycocoevalcap", "metrics"))
@@ -48,11 +39,11 @@ def why_no_spice() -> str | None:
     return None
 
 
-def spice_scores(references: Sequence[Sequence[str]], candidates: Sequence[str]) -> SpiceScores:
-    """SPICE of one candidate per image; captions are tokens joined by blanks. Slow: seconds per hundred images.
+def spice_scores(references: Sequence[Sequence[str]], candidates: Sequence[str]) -> ImageScores:
+    """SPICE of one candidate per image; captions are tokens joined by spaces. Slow: seconds per hundred images.
 
     >>> spice_scores([["a dog runs"]], ["a dog"])  # doctest: +SKIP
-    SpiceScores(corpus=0.66…, per_image=array([0.66…]))
+    ImageScores(per_image=array([0.66…]))
     """
     reason = why_no_spice()
     if reason is not None:
@@ -61,13 +52,12 @@ def spice_scores(references: Sequence[Sequence[str]], candidates: Sequence[str])
 
     groups = {i: list(texts) for i, texts in enumerate(references)}
     said = {i: [text] for i, text in enumerate(candidates)}
-    corpus, details = Spice().compute_score(groups, said)
-    per_image = np.array([detail["All"]["f"] for detail in details], dtype=np.float64)
-    return SpiceScores(corpus=float(corpus), per_image=per_image)
+    _, details = Spice().compute_score(groups, said)
+    return ImageScores(np.array([detail["All"]["f"] for detail in details], dtype=np.float64))
 
 
 def _folder() -> Path | None:
-    """pycocoevalcap's folder of SPICE; its package is not imported, for that alone loads a good deal."""
+    """The SPICE folder of pycocoevalcap, found without the slow import of the package."""
     spec = find_spec("pycocoevalcap")
     places = [] if spec is None else list(spec.submodule_search_locations or [])
     return Path(places[0]) / "spice" if places else None
@@ -75,7 +65,7 @@ def _folder() -> Path | None:
 
 @lru_cache(maxsize=1)
 def _java_version() -> str | None:
-    """ "8", "11", "17", … of the java in PATH."""
+    """Major version ("8", "11", …) of the java in PATH."""
     java = shutil.which("java")
     if java is None:
         return None

@@ -1,20 +1,32 @@
-"""Which reader reads what, and what all of them share."""
+"""Which reader reads a source, and checks that all readers share."""
 
 from __future__ import annotations
 
 import json
+import pkgutil
 import tarfile
 from pathlib import Path
 
 import pytest
 
+from tellapart.data import readers
 from tellapart.data.readers import read_dataset
 from tellapart.data.readers.checks import split_in_name
 from tellapart.data.records import Dataset, Record
 from tellapart.errors import DataError
 
 
-def test_sources_that_are_none(tmp_path: Path) -> None:
+def test_every_module_is_a_listed_reader() -> None:
+    modules = {module.name for module in pkgutil.iter_modules(readers.__path__, f"{readers.__name__}.")}
+    assert {vars(reader)["__name__"] for reader in readers.READERS} == modules - {f"{readers.__name__}.checks"}
+
+
+@pytest.mark.parametrize("reader", readers.READERS)
+def test_no_reader_matches_what_is_not_there(reader: readers.Reader, tmp_path: Path) -> None:
+    assert not reader.matches(tmp_path / "nowhere")
+
+
+def test_unknown_sources(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"data\.json: this data set does not exist"):
         read_dataset(tmp_path / "data.json")
     with pytest.raises(DataError, match=r"nowhere: .*; give a Karpathy \.json file, a folder of pictures, or 'scenes'"):
@@ -54,7 +66,7 @@ def test_a_tar_beside_photographs_is_not_the_data_set(tmp_path: Path) -> None:
     assert [record.id for record in read_dataset(tmp_path)] == ["b"]
 
 
-def test_a_mark_that_windows_puts_first_is_no_text(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_ignored(tmp_path: Path) -> None:
     content = {"images": [{"filename": "a.jpg", "split": "val", "sentences": [{"raw": "a dog"}]}]}
     (tmp_path / "data.json").write_text(json.dumps(content), encoding="utf-8-sig")
     assert len(read_dataset(tmp_path / "data.json")) == 1
@@ -62,5 +74,5 @@ def test_a_mark_that_windows_puts_first_is_no_text(tmp_path: Path) -> None:
 
 def test_ids_are_unique_in_any_data_set() -> None:
     same = Record("1", "1.jpg", "train", ())
-    with pytest.raises(DataError, match="twice: the id '1' stands for two images"):
+    with pytest.raises(DataError, match="twice: the id '1' is used for two images"):
         Dataset("twice", Path(), (same, Record("2", "2.jpg", "train", ()), same))

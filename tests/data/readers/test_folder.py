@@ -66,7 +66,7 @@ def test_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> None:
     folder.mkdir()
     (tmp_path / "a.jpg").write_bytes(b"")
     (folder / "a.jpg").symlink_to("../a.jpg")
-    with pytest.raises(DataError, match=r"photos: 'a\.jpg' leaves the data set's folder"):
+    with pytest.raises(DataError, match=r"photos: 'a\.jpg' is outside the data set's folder"):
         read_folder(folder)
 
 

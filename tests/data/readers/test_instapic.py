@@ -62,11 +62,11 @@ def test_validation_is_the_end_of_training(
         ({"ann": {"1": {"tags": []}}}, "post '1' of user 'ann' has no text in 'caption'; remove it or write one"),
         ({"ann": posts(" ")}, "post '0' of user 'ann' has no text in 'caption'"),
         ({"ann": posts("\ud83d")}, "post '0' of user 'ann' has .* not UTF-8 text"),
-        ({"../../ann": posts("a")}, r"post '0' of user '\.\./\.\./ann': .* leaves the data set's folder"),
-        ({"ann": {"/../../../x": {"caption": "a"}}}, "leaves the data set's folder"),
+        ({"../../ann": posts("a")}, r"post '0' of user '\.\./\.\./ann': .* is outside the data set's folder"),
+        ({"ann": {"/../../../x": {"caption": "a"}}}, "is outside the data set's folder"),
     ],
 )
-def test_what_can_be_wrong(tmp_path: Path, content: Any, told: str) -> None:
+def test_errors(tmp_path: Path, content: Any, told: str) -> None:
     write(tmp_path, "train", content)
     with pytest.raises(DataError, match=rf"insta-caption-train\.json: .*{told}|insta-caption-train\.json: {told}"):
         read_dataset(tmp_path)
@@ -75,7 +75,7 @@ def test_what_can_be_wrong(tmp_path: Path, content: Any, told: str) -> None:
 def test_invalid_utf8_and_a_post_in_both_files(tmp_path: Path) -> None:
     write(tmp_path, "train", {"ann": posts("a", "b")})
     write(tmp_path, "test1", {"ann": posts("a")})
-    with pytest.raises(DataError, match="the id 'ann_@_0' stands for two images"):
+    with pytest.raises(DataError, match="the id 'ann_@_0' is used for two images"):
         read_dataset(tmp_path)
     (tmp_path / "json" / "insta-caption-test1.json").write_bytes(b'{"\xe9": {}}')
     with pytest.raises(DataError, match=r"insta-caption-test1\.json: not UTF-8 text"):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tellapart.data.readers import read_dataset, read_karpathy
+from tellapart.data.readers import read_dataset
 from tellapart.data.records import Record
 from tellapart.errors import DataError
 
@@ -58,23 +58,23 @@ def test_karpathy(write: Write, tmp_path: Path) -> None:
 
 
 def test_the_name_is_the_file_s_when_none_is_given(write: Write) -> None:
-    assert read_karpathy(write(image())).name == "dataset_tiny"
+    assert read_dataset(write(image())).name == "dataset_tiny"
 
 
 def test_where_pictures_are_looked_for(write: Write, tmp_path: Path) -> None:
     path = write(image("one.jpg"), image("two.jpg", filepath="val2014"), image("three.jpg", filepath="a/b"))
-    assert [record.image for record in read_karpathy(path)] == ["one.jpg", "val2014/two.jpg", "a/b/three.jpg"]
+    assert [record.image for record in read_dataset(path)] == ["one.jpg", "val2014/two.jpg", "a/b/three.jpg"]
     (tmp_path / "images").mkdir()
-    assert [record.image for record in read_karpathy(path)] == ["images/one.jpg", "val2014/two.jpg", "a/b/three.jpg"]
+    assert [record.image for record in read_dataset(path)] == ["images/one.jpg", "val2014/two.jpg", "a/b/three.jpg"]
 
 
 def test_the_digest_names_the_content_not_the_place(write: Write, tmp_path: Path) -> None:
     images = [image("a.jpg", "train", "a", "b"), image("b.jpg", "val", "c")]
-    first = read_karpathy(write(*images))
+    first = read_dataset(write(*images))
     other = tmp_path / "elsewhere"
     other.mkdir()
     moved = write(*images, dataset="renamed").rename(other / "x.json")
-    assert read_karpathy(moved).digest == first.digest
+    assert read_dataset(moved).digest == first.digest
     for changed in (
         images[::-1],
         [image("a.jpg", "train", "b", "a"), images[1]],
@@ -83,7 +83,7 @@ def test_the_digest_names_the_content_not_the_place(write: Write, tmp_path: Path
         [image("a.jpg", "train", "a", "b", family="x"), images[1]],
         images[:1],
     ):
-        assert read_karpathy(write(*changed)).digest != first.digest
+        assert read_dataset(write(*changed)).digest != first.digest
 
 
 @pytest.mark.parametrize(
@@ -94,10 +94,10 @@ def test_the_digest_names_the_content_not_the_place(write: Write, tmp_path: Path
         (image(""), r"images\[1\] has no 'filename'"),
         (image("x.jpg", "training"), r"images\[1\] \(x.jpg\): split is 'training'; it must be train, restval, val or"),
         (image("x.jpg", None), r"images\[1\] \(x.jpg\): split is None"),
-        (image("../x.jpg"), r"images\[1\]: '\.\./x\.jpg' leaves the data set's folder"),
-        (image("x.jpg", filepath="../.."), r"images\[1\]: .* leaves the data set's folder"),
-        (image("/etc/passwd"), r"images\[1\]: '/etc/passwd' leaves the data set's folder"),
-        (image("x.jpg", filepath="/etc"), r"images\[1\]: '/etc/x.jpg' leaves the data set's folder"),
+        (image("../x.jpg"), r"images\[1\]: '\.\./x\.jpg' is outside the data set's folder"),
+        (image("x.jpg", filepath="../.."), r"images\[1\]: .* is outside the data set's folder"),
+        (image("/etc/passwd"), r"images\[1\]: '/etc/passwd' is outside the data set's folder"),
+        (image("x.jpg", filepath="/etc"), r"images\[1\]: '/etc/x.jpg' is outside the data set's folder"),
         (image("x.jpg", filepath=None), r"images\[1\]: 'filepath' is None"),
         (image("x.jpg", filepath=3), r"images\[1\]: 'filepath' is 3"),
         (image("x\0.jpg"), r"images\[1\]"),
@@ -107,20 +107,20 @@ def test_the_digest_names_the_content_not_the_place(write: Write, tmp_path: Path
         (image("x.jpg", sentences=[{"tokens": ["a"]}]), r"images\[1\] has a sentence without text in 'raw'"),
         (image("x.jpg", sentences=[]), r"images\[1\] has no 'sentences'"),
         ({"filename": "x.jpg", "split": "val"}, r"images\[1\] has no 'sentences'"),
-        (image("one.png"), r"the id 'one' stands for two images"),
-        (image("one.jpg", filepath="elsewhere"), r"the id 'one' stands for two images"),
+        (image("one.png"), r"the id 'one' is used for two images"),
+        (image("one.jpg", filepath="elsewhere"), r"the id 'one' is used for two images"),
     ],
 )
 def test_a_bad_image_is_named(write: Write, bad: Any, told: str) -> None:
     with pytest.raises(DataError, match=told):
-        read_karpathy(write(image("one.jpg"), bad))
+        read_dataset(write(image("one.jpg"), bad))
 
 
 def test_a_link_out_of_the_folder_is_refused(write: Write, tmp_path: Path) -> None:
     path = write(image("one.jpg", filepath="outside"))
     (tmp_path / "outside").symlink_to("/etc")
-    with pytest.raises(DataError, match="leaves the data set's folder"):
-        read_karpathy(path)
+    with pytest.raises(DataError, match="is outside the data set's folder"):
+        read_dataset(path)
 
 
 @pytest.mark.parametrize("content", ["[]", "{}", '{"images": []}', '{"images": {}}', "null", "3"])
@@ -142,20 +142,20 @@ def test_files_that_are_not_json(tmp_path: Path) -> None:
 
 
 def test_a_split_that_is_not_there(write: Write) -> None:
-    dataset = read_karpathy(write(image("a.jpg", "val"), image("b.jpg", "train")))
-    with pytest.raises(DataError, match="no image is in the split 'test'; the splits there are: train, val"):
+    dataset = read_dataset(write(image("a.jpg", "val"), image("b.jpg", "train")))
+    with pytest.raises(DataError, match="no image is in the split 'test'; its splits are: train, val"):
         dataset.split("test")
 
 
-def test_a_name_that_is_no_name_is_not_taken(write: Write) -> None:
+def test_an_invalid_name_is_not_used(write: Write) -> None:
     """Feature stores go into a folder called by it."""
     for name in ("../../elsewhere", "a/b", "", ".hidden", 3, "\ud800", "x" * 200):
-        assert read_karpathy(write(image(), dataset=name)).name == "dataset_tiny"
-    assert read_karpathy(write(image(), dataset="MS COCO 2014")).name == "MS COCO 2014"
+        assert read_dataset(write(image(), dataset=name)).name == "dataset_tiny"
+    assert read_dataset(write(image(), dataset="MS COCO 2014")).name == "MS COCO 2014"
 
 
 def test_a_name_keeps_its_blanks(write: Write) -> None:
-    assert read_karpathy(write(image(" one .jpg"))).records[0].image == " one .jpg"
+    assert read_dataset(write(image(" one .jpg"))).records[0].image == " one .jpg"
 
 
 @pytest.mark.parametrize(
@@ -163,18 +163,18 @@ def test_a_name_keeps_its_blanks(write: Write) -> None:
 )
 def test_half_a_character_is_refused(write: Write, bad: Any) -> None:
     with pytest.raises(DataError, match=r"images\[1\] has .* not UTF-8 text"):
-        read_karpathy(write(image("one.jpg"), bad))
+        read_dataset(write(image("one.jpg"), bad))
 
 
 def test_a_picture_that_is_a_link_out_of_the_folder_is_refused(write: Write, tmp_path: Path) -> None:
     path = write(image("one.jpg"))
     (tmp_path / "one.jpg").symlink_to("/etc/passwd")
-    with pytest.raises(DataError, match="leaves the data set's folder"):
-        read_karpathy(path)
+    with pytest.raises(DataError, match="is outside the data set's folder"):
+        read_dataset(path)
     (tmp_path / "one.jpg").unlink()
     (tmp_path / "real.jpg").write_bytes(b"")
     (tmp_path / "one.jpg").symlink_to("real.jpg")
-    assert len(read_karpathy(path)) == 1
+    assert len(read_dataset(path)) == 1
 
 
 def test_coco_s_own_layout_under_another_name(write: Write) -> None:

@@ -19,7 +19,7 @@ from PIL import Image
 
 from tellapart.data import tar as tar_module
 from tellapart.data.images import image_bytes, load_image
-from tellapart.data.readers import read_dataset, read_shards
+from tellapart.data.readers import read_dataset
 from tellapart.data.records import Record
 from tellapart.errors import DataError
 
@@ -94,15 +94,15 @@ def test_one_shard(pack: Pack, tmp_path: Path) -> None:
         ([("1.jpg", b""), ("1.txt", b"caf\xe9")], r"1\.txt: not UTF-8 text"),
         ([("1.jpg", b""), ("1.json", b'{"caption": "caf\xe9"}')], r"1\.json: not UTF-8 text"),
         ([("1.jpg", b""), ("1.png", b"")], "'1.jpg' and '1.png' are both the image of '1'"),
-        ([("1.jpg", b""), ("1.jpg", b"")], "the member '1.jpg' is there twice"),
-        ([("1.jpg", b""), ("../2.jpg", b"")], r"the member '\.\./2\.jpg' leaves the tar's folder"),
-        ([("a/../../2.jpg", b"")], "leaves the tar's folder"),
-        ([("/etc/2.jpg", b"")], "the member '/etc/2.jpg' leaves the tar's folder"),
+        ([("1.jpg", b""), ("1.jpg", b"")], "the member '1.jpg' occurs twice"),
+        ([("1.jpg", b""), ("../2.jpg", b"")], r"the member '\.\./2\.jpg' points outside the tar's folder"),
+        ([("a/../../2.jpg", b"")], "points outside the tar's folder"),
+        ([("/etc/2.jpg", b"")], "the member '/etc/2.jpg' points outside the tar's folder"),
         ([("readme", "text")], "no picture found"),
         ([], "no picture found"),
     ],
 )
-def test_what_can_be_wrong(pack: Pack, members: list[tuple[str, Any]], told: str) -> None:
+def test_errors(pack: Pack, members: list[tuple[str, Any]], told: str) -> None:
     with pytest.raises(DataError, match=rf"a\.tar.*{told}"):
         read_dataset(pack("a.tar", *members))
 
@@ -110,7 +110,7 @@ def test_what_can_be_wrong(pack: Pack, members: list[tuple[str, Any]], told: str
 def test_one_id_in_two_shards(pack: Pack, tmp_path: Path) -> None:
     for shard in ("a.tar", "b.tar"):
         pack(shard, ("1.jpg", b""))
-    with pytest.raises(DataError, match="the id '1' stands for two images"):
+    with pytest.raises(DataError, match="the id '1' is used for two images"):
         read_dataset(tmp_path)
 
 
@@ -120,7 +120,7 @@ def test_members_that_are_no_files(tmp_path: Path, kind: bytes) -> None:
         about = tarfile.TarInfo("1.jpg")
         about.type, about.linkname = kind, "/etc/passwd"
         tar.addfile(about)
-    with pytest.raises(DataError, match=r"a\.tar: the member '1\.jpg' is no plain file"):
+    with pytest.raises(DataError, match=r"a\.tar: the member '1\.jpg' is not a plain file"):
         read_dataset(tmp_path / "a.tar")
 
 
@@ -129,14 +129,11 @@ def test_files_that_are_no_tar(pack: Pack, tmp_path: Path) -> None:
     whole = path.read_bytes()
     for content in (b"", b"text", gzip.compress(whole), whole[:600]):
         path.write_bytes(content)
-        with pytest.raises(DataError, match=r"a\.tar: not an uncompressed tar that can be read"):
+        with pytest.raises(DataError, match=r"a\.tar: cannot be read as an uncompressed tar"):
             read_dataset(path)
     path.write_bytes(whole.replace(b"1.jpg\0", b"\xe9.jpg\0"))
     with pytest.raises(DataError, match=r"a\.tar: "):  # its checksum is wrong, too
         read_dataset(path)
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(DataError, match=r"no \.tar file found"):
-        read_shards(tmp_path / "empty")
 
 
 def test_a_name_that_is_not_utf8(tmp_path: Path) -> None:
@@ -171,7 +168,7 @@ def test_bad_pictures_are_named(pack: Pack, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"a\.tar/\.\./secret\.png: this picture does not exist"):
         load_image(shard / ".." / "secret.png")
     (tmp_path / "b.tar").write_bytes(b"text")
-    with pytest.raises(DataError, match=r"b\.tar: not an uncompressed tar"):
+    with pytest.raises(DataError, match=r"b\.tar: cannot be read as an uncompressed tar"):
         load_image(tmp_path / "b.tar" / "1.jpg")
 
 

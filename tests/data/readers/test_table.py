@@ -104,27 +104,27 @@ def row(**changed: Any) -> dict[str, Any]:
     ("bad", "told"),
     [
         (row(image=""), "has no image"),
-        (row(image="../b.jpg"), "leaves the data set's folder"),
-        (row(image="/etc/passwd"), "leaves the data set's folder"),
+        (row(image="../b.jpg"), "is outside the data set's folder"),
+        (row(image="/etc/passwd"), "is outside the data set's folder"),
         (row(caption=" "), "has a caption without text"),
         (row(split="dogs"), "split is 'dogs'; it must be one of train, val, test"),
         (row(split=""), "split is ''"),
         (row(id=" "), "has no id"),
-        (row(id="1"), "the id '1' stands for two images"),
+        (row(id="1"), "the id '1' is used for two images"),
         (row(image="a.jpg"), "'a.jpg' is '2' in val here and '1' in train above"),
         (row(image="a.jpg", id="1"), "an image has one id and one split"),
     ],
 )
 def test_bad_rows(write: Write, suffix: str, bad: dict[str, Any], told: str) -> None:
     path = write(suffix, {"image": "a.jpg", "caption": "a dog", "split": "train", "id": "1"}, bad)
-    where = r"pets: " if "stands for two" in told else rf"pets\{suffix}: (row 2|line 3)\b.*"
+    where = r"pets: " if "is used for two" in told else rf"pets\{suffix}: (row 2|line 3)\b.*"
     with pytest.raises(DataError, match=where + told):
         read_dataset(path)
 
 
 @FORMATS
 def test_columns_that_are_not_there(write: Write, suffix: str) -> None:
-    told = rf"pets\{suffix}: no column for the caption \(one of caption, text, .*\); there is: image, words"
+    told = rf"pets\{suffix}: no column for the caption \(one of caption, text, .*\); its columns are: image, words"
     with pytest.raises(DataError, match=told):
         read_dataset(write(suffix, {"image": "a.jpg", "words": "a dog"}))
 
@@ -134,7 +134,7 @@ def test_columns_that_are_not_there(write: Write, suffix: str) -> None:
     [
         ("a.csv", b"", "no column for the image"),
         ("a.csv", b"image,caption\n", "the table has no rows"),
-        ("a.csv", b"image,caption\na.jpg,a dog, a cat\n", "line 2 has 3 cells where the first line has 2; .* quotes"),
+        ("a.csv", b"image,caption\na.jpg,a dog, a cat\n", "line 2 has 3 cells, the first line has 2; .* quotes"),
         ("a.csv", b'image,caption\na.jpg,"a dog\n', r"line 2 cannot be read \(unexpected end of data\)"),
         ("a.csv", b'image,caption\na.jpg,"a" dog\n', "line 2 cannot be read"),
         ("a.csv", b"image,caption\na.jpg,caf\xe9\n", "not UTF-8 text"),
@@ -148,8 +148,8 @@ def test_columns_that_are_not_there(write: Write, suffix: str) -> None:
         ("a.jsonl", b'{"image": "a.jpg", "caption": []}', "row 1 has a caption without text"),
         ("a.jsonl", b'{"image": {"bytes": "x"}, "caption": "a"}', "row 1 has no image name"),
         ("a.jsonl", b'{"image":"a","text":"a","split":"val"}\n{"image":"b","text":"a"}', "row 2: split is None"),
-        ("a.parquet", b"PAR1 but not really", r"not a Parquet file that can be read"),
-        ("a.parquet", b"", r"not a Parquet file that can be read"),
+        ("a.parquet", b"PAR1 but not really", r"cannot be read as Parquet"),
+        ("a.parquet", b"", r"cannot be read as Parquet"),
     ],
 )
 def test_bad_files(tmp_path: Path, name: str, content: bytes, told: str) -> None:

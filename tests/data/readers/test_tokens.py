@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tellapart.data.readers import read_dataset, read_karpathy, read_tokens
+from tellapart.data.readers import read_dataset
 from tellapart.data.records import Record
 from tellapart.errors import DataError
 
@@ -90,19 +90,19 @@ def test_a_path_that_leaves_the_folder(flickr8k: Path) -> None:
     for path in flickr8k.glob("Flickr_8k*"):
         path.unlink()
     (flickr8k / "train.txt").write_text("../x.jpg", encoding="utf-8")
-    with pytest.raises(DataError, match=r"'\.\./x\.jpg' leaves the data set's folder"):
+    with pytest.raises(DataError, match=r"'\.\./x\.jpg' is outside the data set's folder"):
         read_dataset(flickr8k)
     (flickr8k.parent / "images").mkdir()
     (flickr8k / "train.txt").write_text("../../x.jpg", encoding="utf-8")
     write(flickr8k, "../../x.jpg#0\ta dog")
-    with pytest.raises(DataError, match=r"'images/\.\./\.\./x\.jpg' leaves the data set's folder"):
+    with pytest.raises(DataError, match=r"'images/\.\./\.\./x\.jpg' is outside the data set's folder"):
         read_dataset(flickr8k)
 
 
 def test_two_names_of_one_stem(flickr8k: Path) -> None:
     write(flickr8k, TOKENS + "a.png#0\tanother")
     (flickr8k / "Flickr_8k.testImages.txt").write_text("a.png", encoding="utf-8")
-    with pytest.raises(DataError, match="the id 'a' stands for two images"):
+    with pytest.raises(DataError, match="the id 'a' is used for two images"):
         read_dataset(flickr8k)
 
 
@@ -128,15 +128,15 @@ def test_invalid_utf8_and_several_token_files(flickr8k: Path) -> None:
     with pytest.raises(DataError, match=r"Flickr8k\.token\.txt: not UTF-8 text"):
         read_dataset(flickr8k)
     (flickr8k / "results.token").write_text("", encoding="utf-8")
-    with pytest.raises(DataError, match=r"one file .* is needed, there is: Flickr8k\.token\.txt, results\.token"):
+    with pytest.raises(DataError, match=r"one file .* is needed, there are: Flickr8k\.token\.txt, results\.token"):
         read_dataset(flickr8k)
 
 
 @pytest.mark.skipif(not (FLICKR8K / "text").is_dir(), reason=f"Flickr8k is not in {FLICKR8K}")
 def test_the_real_flickr8k() -> None:
-    dataset = read_tokens(FLICKR8K / "text")
+    dataset = read_dataset(FLICKR8K / "text")
     assert [len(dataset.split(split)) for split in ("train", "val", "test")] == [6000, 1000, 1000]
     assert dataset.left_out == 92
-    karpathy = {record.id: record for record in read_karpathy(FLICKR8K / "dataset_flickr8k.json")}
+    karpathy = {record.id: record for record in read_dataset(FLICKR8K / "dataset_flickr8k.json")}
     assert {record.id: record for record in dataset} == karpathy
     assert dataset.path(dataset.records[0]).is_file()

@@ -1,4 +1,4 @@
-"""What all readers check: captions have text, images stay inside their folder, lists name each image once."""
+"""Checks shared by all readers: captions have text, images are inside their folder, lists name each image once."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 from tellapart.data.records import SPLITS
 from tellapart.errors import DataError
-from tellapart.files import read_text
+from tellapart.files import is_utf8, read_text
 
-# Every name by which data sets call the three splits.
+# Names that data sets use for the three splits.
 SPLIT_NAMES = {name: name for name in SPLITS} | {
     "restval": "train",
     "valid": "val",
@@ -20,12 +20,12 @@ SPLIT_NAMES = {name: name for name in SPLITS} | {
     "dev": "val",
 }
 
-# At the start of a word, so that "retrieval" and "latest" name no split; "8ktrain" and "cocoTrain" do.
+# Only at the start of a word, so that "retrieval" and "latest" name no split; "8ktrain" and "cocoTrain" do.
 _SPLIT_WORD = re.compile(r"(?:(?<![A-Za-z])|(?<=[0-9][kK]))(train|val|dev|test)|(Train|Val|Dev|Test)")
 
 
 def split_in_name(name: str) -> str | None:
-    """The split a file's name speaks of, if it speaks of exactly one.
+    """Infer the split from the file name; `None` unless it names exactly one.
 
     >>> [split_in_name(name) for name in ("Flickr_8k.devImages.txt", "train-000.tar", "trainval.txt", "notes.txt")]
     ['val', 'train', None, None]
@@ -37,25 +37,23 @@ def split_in_name(name: str) -> str | None:
 
 
 def text_of(value: Any, where: str, without: str) -> str:
-    """A text that is more than blanks; `without` is the complaint when it is not."""
+    """Check that a value is text and not blank; if it is not, the error is `where` and `without`."""
     if not isinstance(value, str) or not value.strip():
         raise DataError(f"{where} {without}")
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError:  # JSON's "\ud83d" alone, or a file name in another encoding: no file could hold it
-        raise DataError(f"{where} has {value!r}, which is not UTF-8 text; write it anew") from None
+    if not is_utf8(value):
+        raise DataError(f"{where} has {value!r}, which is not UTF-8 text; write it again")
     return value
 
 
 def caption_of(value: Any, where: str, without: str = "has a caption without text") -> str:
-    """A caption without the blanks around it."""
+    """A caption, stripped; a blank one is an error."""
     return text_of(value, where, f"{without}; remove it or write one").strip()
 
 
 class ImageRoot:
-    """Names of images below a folder; one that leaves it, by `..`, by an absolute path or by a link, is refused.
+    """Image names below a folder; a name that leads outside, by `..`, an absolute path or a link, is an error.
 
-    Each subfolder is resolved once and files only if they are links: resolving a million files takes a minute.
+    Each subfolder is resolved once, and files only if they are links: resolving a million files takes a minute.
     """
 
     def __init__(self, root: Path) -> None:
@@ -66,7 +64,7 @@ class ImageRoot:
     def image(self, folder: str, name: str, where: str) -> str:
         relative = text_of(Path(folder, name).as_posix(), where, "has no image")
         if not self._holds(relative):
-            raise DataError(f"{where}: '{relative}' leaves the data set's folder; image names must stay inside it")
+            raise DataError(f"{where}: '{relative}' is outside the data set's folder; image names must stay inside it")
         return relative
 
     def _holds(self, relative: str) -> bool:
@@ -88,11 +86,11 @@ def first_folder(root: Path, names: Iterable[str]) -> str | None:
 
 
 def read_split_lists(paths: Iterable[Path], find: Callable[[str], str | None]) -> dict[str, str]:
-    """Split of each image from lists that name one image a line, in the order train, val, test, then the lists' own.
+    """Image -> split, from lists with one image per line, in the order train, val, test, then as listed.
 
     Args:
-        paths: text files; those whose names speak of no split are passed over.
-        find: gives an image's key for a line, or None when nobody has captioned it.
+        paths: text files; those whose names contain no split are ignored.
+        find: returns the image's key for a line, or None if the image has no captions.
     """
     splits: dict[str, str] = {}
     named = [(split, path) for path in paths if (split := split_in_name(path.name)) is not None]

@@ -1,4 +1,4 @@
-"""COCO's caption files of 2014 and 2017, with their own splits or with lists such as m-RNN's."""
+"""COCO caption files of 2014 and 2017, with their own splits or with split lists such as m-RNN's."""
 
 from __future__ import annotations
 
@@ -16,34 +16,25 @@ from tellapart.files import read_json
 _FILE = re.compile(r"captions_((train|val|test)(\d{4}))\.json")
 
 
-def is_coco_file(path: Path) -> bool:
-    return _FILE.fullmatch(path.name) is not None
+def matches(source: Path) -> bool:
+    return bool(_caption_files(source)) if source.is_dir() else _FILE.fullmatch(source.name) is not None
 
 
-def is_coco_folder(folder: Path) -> bool:
-    return bool(_caption_files(folder))
-
-
-def read_coco(source: Path) -> Dataset:
-    """`captions_train2014.json` and the like, or a folder with such files in `annotations/`.
+def read(source: Path) -> Dataset:
+    """Read `captions_train2014.json` and the like, or a folder with such files in `annotations/`.
 
     Pictures are in `train2014/`, `val2014/`, … beside `annotations/` (or beside the file), or all in `images/`. Text
-    lists in the folder's `splits/` decide the splits where they are there; images in none of them are left out.
+    lists in the folder's `splits/`, if any, set the splits. Images in none of them are left out.
     """
     if not source.is_dir():
-        name = _FILE.fullmatch(source.name)
-        if name is None:
-            raise DataError(f"{source}: its name must say what it holds, such as captions_train2014.json")
         home = Path(os.path.abspath(source.parent))
-        inside = home.name == "annotations" and not (home / name[1]).is_dir()
+        inside = home.name == "annotations" and not (home / source.stem.removeprefix("captions_")).is_dir()
         root = home.parent if inside else source.parent
         return Dataset(source.stem, root, tuple(record for record, _ in _read_file(source, root)))
     files = _caption_files(source)
-    if not files:
-        raise DataError(f"{source}: no captions_*.json in its folder 'annotations'; put COCO's caption files there")
     years = sorted({path.stem[-4:] for path in files})
     if len(years) > 1:
-        raise DataError(f"{source}: has captions of {' and '.join(years)}, which share images; give one of the files")
+        raise DataError(f"{source}: has captions of {' and '.join(years)}, which share images; give one file instead")
     named = [pair for path in files for pair in _read_file(path, source)]
     lists = sorted((source / "splits").glob("*.txt"))
     if not lists:
@@ -55,11 +46,11 @@ def read_coco(source: Path) -> Dataset:
 
 
 def _caption_files(folder: Path) -> list[Path]:
-    return sorted(path for path in (folder / "annotations").glob("captions_*.json") if is_coco_file(path))
+    return sorted(path for path in (folder / "annotations").glob("captions_*.json") if _FILE.fullmatch(path.name))
 
 
 def _split_by_lists(named: list[tuple[Record, str]], lists: list[Path]) -> tuple[Record, ...]:
-    """The records that lists name, by file name (with or without its folder and ending) or by id."""
+    """The records named in the lists, by file name (with or without folder and suffix) or by id."""
     by_id = {record.id: record for record, _ in named}
     ids = {id: id for id in by_id}
     for record, name in named:
@@ -83,7 +74,7 @@ def _read_file(path: Path, root: Path) -> list[tuple[Record, str]]:
         where = f"{path}: images[{position}]"
         id = _id(image, "id", where)
         if id in files:
-            raise DataError(f"{where}: the id {id} stands for two images; ids must be unique")
+            raise DataError(f"{where}: the id {id} is used for two images; ids must be unique")
         filename = text_of(image.get("file_name"), where, "has no 'file_name'")
         files[id] = filename, inside.image(folder, filename, where)
     captions: dict[str, list[str]] = {id: [] for id in files}

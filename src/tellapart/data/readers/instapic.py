@@ -1,4 +1,4 @@
-"""InstaPIC-1.1M: posts of users, one caption each."""
+"""InstaPIC-1.1M: Instagram posts, one caption each."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from tellapart.files import read_json
 TRAIN = "json/insta-caption-train.json"
 TEST = "json/insta-caption-test1.json"
 
-# What the CL paper keeps of the training posts for validation.
+# Training posts that the CL paper holds out for validation.
 VALIDATION = 2_000
 
 
-def is_instapic(folder: Path) -> bool:
-    return (folder / TRAIN).is_file()
+def matches(source: Path) -> bool:
+    return (source / TRAIN).is_file()
 
 
-def read_instapic(folder: Path) -> Dataset:
-    """`{user: {post: {"caption", "tags"}}}` in `json/`, pictures in `images/USER_@_POST` with or without `.jpg`.
+def read(source: Path) -> Dataset:
+    """Read `{user: {post: {"caption", "tags"}}}` in `json/`, pictures in `images/USER_@_POST` with or without `.jpg`.
 
-    The last 2,000 posts of the training file are for validation (a tenth of it when it has fewer than 20,000). The test
-    split is `test1`; `test2`, which shares no user with training, is not read.
+    The last 2,000 training posts become the validation split (a tenth of them if there are fewer than 20,000). The test
+    split is `test1`. `test2`, which shares no user with training, is not read.
     """
-    images = folder / "images"
+    images = source / "images"
     present = set(os.listdir(images)) if images.is_dir() else set()
-    root = ImageRoot(folder)
-    train = list(_posts(folder / TRAIN, root, "train", present))
+    root = ImageRoot(source)
+    train = list(_posts(source / TRAIN, root, "train", present))
     validation = VALIDATION if len(train) >= 10 * VALIDATION else len(train) // 10
     first = len(train) - validation
     records = [*train[:first], *(Record(r.id, r.image, "val", r.captions) for r in train[first:])]
-    if (folder / TEST).is_file():
-        records += _posts(folder / TEST, root, "test", present)
-    return Dataset("instapic", folder, tuple(records))
+    if (source / TEST).is_file():
+        records += _posts(source / TEST, root, "test", present)
+    return Dataset("instapic", source, tuple(records))
 
 
 def _posts(path: Path, root: ImageRoot, split: str, present: set[str]) -> Iterator[Record]:

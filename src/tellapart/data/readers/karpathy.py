@@ -1,4 +1,4 @@
-"""Karpathy's layout: one JSON file with images, their splits and their sentences."""
+"""Karpathy's layout: any other JSON file, `{"images": [{"filename", "split", "sentences": [{"raw"}]}]}`."""
 
 from __future__ import annotations
 
@@ -11,29 +11,35 @@ from tellapart.data.records import SPLITS, Dataset, Record
 from tellapart.errors import DataError
 from tellapart.files import read_json
 
-# Folders of features are called by a data set's name: one with a slash in it would put them elsewhere.
+# Feature stores are put in a folder of the data set's name: a slash in it would move them elsewhere.
 _NAME = re.compile(r"\w[\w .@+-]{0,99}")
 
 
-def read_karpathy(path: Path) -> Dataset:
-    """Karpathy's layout (COCO, Flickr8k, Flickr30k). `restval` counts as training data, as is usual.
+def matches(source: Path) -> bool:
+    return source.suffix == ".json" and not source.is_dir()
 
-    Images are looked for beside the JSON file in `filepath` (if given), `images/`, or its own folder.
+
+def read(source: Path) -> Dataset:
+    """Read a file in Karpathy's layout (COCO, Flickr8k, Flickr30k). `restval` counts as training data, as usual.
+
+    Images are looked for beside the JSON file in `filepath` (if given), `images/`, or the file's own folder.
     """
-    content = read_json(path, "data set")
+    content = read_json(source, "data set")
     images = content.get("images") if isinstance(content, dict) else None
     if not isinstance(images, list) or not images:
-        raise DataError(f"{path}: not in Karpathy's layout (a list 'images' is missing or empty)")
+        raise DataError(f"{source}: not in Karpathy's layout (a list 'images' is missing or empty)")
     if "annotations" in content:
         raise DataError(
-            f"{path}: not in Karpathy's layout but in COCO's, which names the split in the file's name; "
+            f"{source}: not in Karpathy's layout but in COCO's, which names the split in the file's name; "
             "call it captions_train2014.json or captions_val2014.json (2017 likewise)"
         )
-    root = ImageRoot(path.parent)
-    fallback = "images" if (path.parent / "images").is_dir() else ""
-    records = [_record(image, f"{path}: images[{position}]", root, fallback) for position, image in enumerate(images)]
+    root = ImageRoot(source.parent)
+    fallback = "images" if (source.parent / "images").is_dir() else ""
+    records = [_record(image, f"{source}: images[{position}]", root, fallback) for position, image in enumerate(images)]
     name = content.get("dataset")
-    return Dataset(name if isinstance(name, str) and _NAME.fullmatch(name) else path.stem, path.parent, tuple(records))
+    return Dataset(
+        name if isinstance(name, str) and _NAME.fullmatch(name) else source.stem, source.parent, tuple(records)
+    )
 
 
 def _record(image: Any, where: str, root: ImageRoot, fallback: str) -> Record:

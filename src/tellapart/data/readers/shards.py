@@ -1,4 +1,4 @@
-"""WebDataset tar shards: a picture and its text are neighbours of one name in an uncompressed tar."""
+"""WebDataset shards: uncompressed tar files in which a picture and its text have the same name."""
 
 from __future__ import annotations
 
@@ -8,23 +8,29 @@ from typing import Any
 
 from tellapart.data.images import SUFFIXES
 from tellapart.data.readers.checks import SPLIT_NAMES, caption_of, split_in_name
+from tellapart.data.readers.folder import has_pictures
 from tellapart.data.records import Dataset, Record
 from tellapart.data.tar import member_bytes, tar_members
 from tellapart.errors import DataError
 
 
-def read_shards(source: Path) -> Dataset:
-    """A `.tar`, or a folder of them in the order of their names: `000012.jpg` with `000012.txt` or `000012.json`.
+def matches(source: Path) -> bool:
+    if not source.is_dir():
+        return source.suffix == ".tar" and source.exists()
+    # A tar beside pictures is more likely a backup than the data set.
+    return any(source.glob("*.tar")) and not has_pictures(source)
 
-    A `.txt` holds captions, one a line; a `.json` has `caption` or `captions`, and maybe `split`. Otherwise the split
-    is the one in the shard's name, or `test`. The pictures are not unpacked: an image is `shard.tar/000012.jpg`.
+
+def read(source: Path) -> Dataset:
+    """Read a `.tar`, or a folder of them in order of name: `000012.jpg` with `000012.txt` or `000012.json`.
+
+    A `.txt` holds captions, one per line; a `.json` has `caption` or `captions`, and optionally `split`. Otherwise the
+    split is inferred from the shard's name, or is `test`. Pictures stay packed: an image is `shard.tar/000012.jpg`.
     """
     if not source.is_dir():
         return Dataset(source.stem, source.parent, tuple(_read_shard(source)))
-    shards = sorted(source.glob("*.tar"))
-    if not shards:
-        raise DataError(f"{source}: no .tar file found")
-    return Dataset(source.resolve().name, source, tuple(record for shard in shards for record in _read_shard(shard)))
+    records = [record for shard in sorted(source.glob("*.tar")) for record in _read_shard(shard)]
+    return Dataset(source.resolve().name, source, tuple(records))
 
 
 def _read_shard(shard: Path) -> list[Record]:
@@ -32,7 +38,7 @@ def _read_shard(shard: Path) -> list[Record]:
     for name in tar_members(shard):
         path = PurePosixPath(name)
         stem, _, suffix = path.name.partition(".")
-        if not stem:  # hidden files, which some systems add to every archive
+        if not stem:  # hidden files, which some systems add to archives
             continue
         kind = "image" if f".{suffix.lower()}" in SUFFIXES else suffix.lower()
         key = str(path.with_name(stem))
@@ -64,7 +70,7 @@ def _record(shard: Path, key: str, members: dict[str, str], split: str) -> Recor
                 raise DataError(f"{where}: split is {named!r}; it must be one of {', '.join(SPLIT_NAMES)}")
             split = SPLIT_NAMES[named]
         said = about.get("captions", about.get("caption", []))
-        # Where there is a .txt too, it has the same captions, and the .json is often left without.
+        # A .txt has the same captions; the .json beside it often has none.
         if "txt" not in members:
             captions = [caption_of(one, where) for one in (said if isinstance(said, list) else [said])]
     if "txt" in members:
@@ -86,7 +92,7 @@ def _parse(text: str, where: str) -> dict[str, Any]:
     try:
         content = json.loads(text)
     except json.JSONDecodeError as error:
-        raise DataError(f"{where}: not valid JSON (line {error.lineno}: {error.msg}); mend or replace it") from None
+        raise DataError(f"{where}: not valid JSON (line {error.lineno}: {error.msg}); fix or replace it") from None
     if not isinstance(content, dict):
         raise DataError(f"{where}: not an object with 'caption' or 'captions'")
     return content

@@ -1,4 +1,4 @@
-"""Tables: CSV, TSV, JSONL or Parquet with a column of images and one of captions."""
+"""Tables: CSV, TSV, JSONL or Parquet with an image column and a caption column."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tellapart.data.records import Dataset, Record
 from tellapart.errors import DataError, MissingExtraError
 from tellapart.files import read_jsonl, read_text
 
-# By preference, where a table has several of them.
+# Accepted column names; the first that the table has is used.
 COLUMNS = {
     "image": ("image", "file", "filename", "path", "file_name"),
     "caption": ("caption", "text", "sentence", "captions"),
@@ -33,16 +33,20 @@ class _Image:
     captions: list[str] = field(default_factory=list)
 
 
-def read_table(path: Path) -> Dataset:
-    """One row a caption; rows of one image are its captions. A list in `captions` is several at once.
+def matches(source: Path) -> bool:
+    return source.suffix in TABLES and source.is_file()
 
-    Images are paths from the table's folder; a name without a folder is looked for in `images/` where there is one. The
-    id is the image as written unless there is a column `id`; without a column `split` all is `test`.
+
+def read(source: Path) -> Dataset:
+    """Read one caption per row, or a list of them in `captions`. Rows of the same image are its captions.
+
+    Images are paths relative to the table's folder; a name without a folder is looked for in `images/` if it exists.
+    The id is the image as written unless there is a column `id`. Without a column `split` all rows are `test`.
     """
-    root = ImageRoot(path.parent)
-    fallback = "images" if (path.parent / "images").is_dir() else ""
+    root = ImageRoot(source.parent)
+    fallback = "images" if (source.parent / "images").is_dir() else ""
     images: dict[str, _Image] = {}
-    for where, row in TABLES[path.suffix](path):
+    for where, row in TABLES[source.suffix](source):
         name = text_of(row["image"], where, "has no image name (pictures inside a table are not read)").strip()
         id = _id(row["id"], where) if "id" in row else name
         split = _split(row["split"], where) if "split" in row else "test"
@@ -57,9 +61,9 @@ def read_table(path: Path) -> Dataset:
             )
         seen.captions += _captions(row["caption"], where)
     if not images:
-        raise DataError(f"{path}: the table has no rows; give one with an image and a caption in each")
+        raise DataError(f"{source}: the table has no rows; give it rows with an image and a caption")
     records = [Record(one.id, one.image, one.split, tuple(one.captions)) for one in images.values()]
-    return Dataset(path.stem, path.parent, tuple(records))
+    return Dataset(source.stem, source.parent, tuple(records))
 
 
 def _id(value: Any, where: str) -> str:
@@ -80,13 +84,13 @@ def _captions(value: Any, where: str) -> list[str]:
 
 
 def _columns(names: list[str], where: str) -> dict[str, str]:
-    """Which column is the image, the caption, and the split and id if they are there."""
+    """The names of the image and caption columns, and of split and id if present."""
     known = {name.strip().lower(): name for name in reversed(names)}
     found = {what: next((known[name] for name in choices if name in known), None) for what, choices in COLUMNS.items()}
     for what in ("image", "caption"):
         if found[what] is None:
             wanted, there = ", ".join(COLUMNS[what]), ", ".join(names) or "nothing"
-            raise DataError(f"{where}: no column for the {what} (one of {wanted}); there is: {there}")
+            raise DataError(f"{where}: no column for the {what} (one of {wanted}); its columns are: {there}")
     return {what: name for what, name in found.items() if name is not None}
 
 
@@ -102,12 +106,12 @@ def _separated(delimiter: str) -> Callable[[Path], Rows]:
                 where = f"{path}: line {lines.line_num}"
                 if len(cells) != len(header):
                     raise DataError(
-                        f"{where} has {len(cells)} cells where the first line has {len(header)}; "
-                        "a caption with the separator in it needs quotes around it"
+                        f"{where} has {len(cells)} cells, the first line has {len(header)}; "
+                        "put quotes around a caption that contains the separator"
                     )
                 yield where, {what: cells[place] for what, place in places.items()}
         except csv.Error as error:
-            raise DataError(f"{path}: line {lines.line_num} cannot be read ({error}); mend its quotes") from None
+            raise DataError(f"{path}: line {lines.line_num} cannot be read ({error}); fix its quotes") from None
 
     return read
 
@@ -117,7 +121,7 @@ def _json_lines(path: Path) -> Rows:
     for number, row in enumerate(rows, start=1):
         if not isinstance(row, dict):
             raise DataError(f"{path}: row {number} is not an object")
-    # Of all rows: one without a split among others that have one is a mistake, not a row for testing.
+    # Columns of all rows: if some rows have a split, a row without one is an error, not a test row.
     columns = _columns(list(dict.fromkeys(name for row in rows for name in row)), str(path))
     for number, row in enumerate(rows, start=1):
         yield f"{path}: row {number}", {what: row.get(name) for what, name in columns.items()}
@@ -138,9 +142,9 @@ def _parquet(path: Path) -> Rows:
                     number += 1
                     yield f"{path}: row {number}", {what: row[name] for what, name in columns.items()}
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: not UTF-8 text near row {number + 1} ({error.reason}); write it anew") from None
+        raise DataError(f"{path}: not UTF-8 text near row {number + 1} ({error.reason}); write it again") from None
     except (arrow.ArrowException, OSError) as error:
-        raise DataError(f"{path}: not a Parquet file that can be read ({error}); replace it") from None
+        raise DataError(f"{path}: cannot be read as Parquet ({error}); replace it") from None
 
 
 TABLES: dict[str, Callable[[Path], Rows]] = {

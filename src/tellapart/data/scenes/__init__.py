@@ -1,7 +1,7 @@
-"""The embedded data set: drawn scenes with five captions each, many of them near-duplicates of others.
+"""The embedded data set: drawn scenes with five captions each, many of them near-duplicates.
 
-About half of the scenes stand alone; the others come in families of two to four that differ from the first
-of them in exactly one attribute.  Everything follows from (`VERSION`, seed, split, number).
+About half of the scenes are single; the others form families of two to four that differ from the family's first scene
+in exactly one attribute. Everything is determined by (`VERSION`, seed, split, number).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from tellapart.data.scenes.chance import likely, pick, seeded
 from tellapart.data.scenes.drawing import render
 from tellapart.data.scenes.grammar import write_captions
 from tellapart.data.scenes.world import Group, Scene, content, sample_scene, sample_variant
+from tellapart.files import write_text
 
 __all__ = [
     "VERSION",
@@ -31,7 +32,7 @@ __all__ = [
 ]
 
 VERSION = 1
-# A family has three scenes on average, so one family to three singles makes half of the scenes related.
+# A family has three scenes on average, so one family per three single scenes makes half of the scenes related.
 FAMILY_SHARE = 0.25
 FAMILY_SIZES = (2, 3, 4)
 
@@ -42,15 +43,15 @@ class SceneRecord:
     split: str
     family: str
     varies: str | None
-    """What differs from the first scene of the family; None for that first one and for single scenes."""
+    """The attribute that differs from the family's first scene; None for that one and for single scenes."""
     scene: Scene
     captions: tuple[str, ...]
 
 
 def make_scenes(train: int, val: int, test: int, seed: int = 0) -> list[SceneRecord]:
-    """Exactly so many scenes per split; no family and no content is in two splits."""
+    """Make scenes for each split; no family and no content is in two splits."""
     seen: set[object] = set()
-    # The test scenes are made first: they stay the same however many scenes are there to train on.
+    # Test scenes are made first, so that they do not depend on the number of training scenes.
     splits = {
         split: make_split(split, many, seed, seen) for split, many in (("test", test), ("val", val), ("train", train))
     }
@@ -58,7 +59,7 @@ def make_scenes(train: int, val: int, test: int, seed: int = 0) -> list[SceneRec
 
 
 def make_split(split: str, many: int, seed: int, seen: set[object]) -> list[SceneRecord]:
-    """`seen` holds the contents of all scenes made so far, and is added to."""
+    """`seen` has the contents of all scenes made so far; the new ones are added."""
     records: list[SceneRecord] = []
     number = 0
     while len(records) < many:
@@ -89,7 +90,7 @@ def make_family(name: str, seen: set[object]) -> list[tuple[str | None, Scene]]:
 
 
 def scenes_digest(records: Sequence[SceneRecord]) -> str:
-    """Identifies the data set: the same digest means the same scenes, captions, families and splits."""
+    """Identifies the data set: equal digests mean equal scenes, captions, families and splits."""
     data = {"version": VERSION, "records": [asdict(record) for record in records]}
     text = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode("ascii")).hexdigest()
@@ -103,16 +104,16 @@ def write_scenes(
     seed: int = 0,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Path:
-    """Writes the scenes as a data set in the Karpathy layout and returns the path of its `dataset.json`.
+    """Write the scenes in Karpathy's layout; returns the path of `dataset.json`.
 
-    It can be interrupted and called again: finished images are kept, and `dataset.json` comes last.
+    An interrupted call can be repeated: finished images are kept, and `dataset.json` is written last.
     """
     records = make_scenes(train, val, test, seed)
     digest = scenes_digest(records)
     target = folder / "dataset.json"
     if target.exists() and json.loads(target.read_text(encoding="utf-8")).get("digest") == digest:
         return target
-    # Images that an interrupted call left are ours only if they were made for this digest.
+    # Images left by an interrupted call are used only if they were made for this digest.
     mark = folder / "images" / ".digest"
     mark.parent.mkdir(parents=True, exist_ok=True)
     if not (mark.exists() and mark.read_text(encoding="ascii") == digest):
@@ -125,9 +126,7 @@ def write_scenes(
         if on_progress is not None:
             on_progress(done, len(records))
     data = {"dataset": f"scenes-v{VERSION}", "digest": digest, "images": karpathy_images(records)}
-    temporary = target.with_suffix(".json.part")
-    temporary.write_text(json.dumps(data), encoding="utf-8")
-    os.replace(temporary, target)
+    write_text(target, json.dumps(data))
     return target
 
 

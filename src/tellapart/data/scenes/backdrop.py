@@ -30,7 +30,7 @@ GROUND_LIGHT: dict[str, Light] = {
     "sunset": Light((236, 120, 96), 0.30),
 }
 
-# Things are tinted much less than the ground: their colours must stay what they are called.
+# Things are tinted much less than the ground, so that their colours stay recognisable.
 THING_LIGHT: dict[str, Light] = {
     "sunny": Light((255, 244, 200), 0.0),
     "cloudy": Light((150, 156, 164), 0.06),
@@ -91,7 +91,7 @@ def draw_sky(canvas: Canvas, weather: str, rng: random.Random) -> None:
 
 
 def draw_precipitation(canvas: Canvas, weather: str, rng: random.Random) -> None:
-    """What falls in front of everything."""
+    """Rain or snow, in front of everything."""
     if weather == "rainy":
         for _ in range(95):
             x, y, length = between(rng, -4, 230), between(rng, -6, 222), between(rng, 9, 15)

@@ -30,7 +30,7 @@ def darker(colour: RGB, amount: float) -> RGB:
 
 @dataclass(frozen=True)
 class Light:
-    """The light of the weather, which tints everything drawn in it."""
+    """The tint that a weather gives to everything drawn in it."""
 
     tint: RGB
     amount: float
@@ -58,7 +58,7 @@ def ramp(stops: Stops) -> Image.Image:
 
 
 def vertical(width: int, height: int, stops: Stops) -> Image.Image:
-    # Stretched in two steps, because only the short first one needs to interpolate.
+    # Stretched in two steps: only the first, cheap one interpolates.
     return ramp(stops).resize((1, height), Image.Resampling.BILINEAR).resize((width, height), Image.Resampling.NEAREST)
 
 
@@ -68,7 +68,7 @@ def horizontal(width: int, height: int, stops: Stops) -> Image.Image:
 
 
 class Canvas:
-    """Draws at several times the final size; `finish` scales down, which smooths all edges."""
+    """Draw at several times the final size; `finish` scales down, which smooths the edges."""
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -102,12 +102,12 @@ class Canvas:
         self.draw.line(self.points(points), fill=(*colour, alpha), width=max(1, self.px(width)), joint="curve")
 
     def gradient(self, y0: float, y1: float, stops: Stops) -> None:
-        """A band across the whole picture."""
+        """Draw a gradient across the whole picture."""
         top, bottom = self.px(y0), self.px(y1)
         self.image.paste(vertical(self.image.width, bottom - top, stops), (0, top))
 
     def land(self, outline: Sequence[Point], stops: Stops) -> None:
-        """Everything below `outline` (from the left edge to the right one), with a vertical gradient."""
+        """Fill everything below `outline` (from the left edge to the right) with a vertical gradient."""
         if len({colour for _, colour in stops}) == 1:
             self.polygon([*outline, (FULL + 1, FULL + 1), (-1, FULL + 1)], stops[0][1])
             return
@@ -140,7 +140,7 @@ def arc(cx: float, cy: float, rx: float, ry: float, start: float, end: float, st
 
 
 class Brush:
-    """Draws one thing in its box: coordinates go from (0, 0), top left, to (1, 1), bottom right."""
+    """Draw one thing in its box: coordinates go from (0, 0), top left, to (1, 1), bottom right."""
 
     def __init__(self, canvas: Canvas, box: tuple[float, float, float, float], light: Light, flipped: bool) -> None:
         self.canvas = canvas
@@ -170,7 +170,7 @@ class Brush:
         )
 
     def flat(self, shape: Shape, colour: RGB, alpha: int = 255, lit: bool = False) -> None:
-        """One shape in one tone; `lit` shapes shine by themselves."""
+        """Draw one shape in one tone; `lit` shapes are not tinted."""
         tone = colour if lit else self.light.on(colour)
         if isinstance(shape, Oval):
             self.canvas.oval(*self.corners(shape), tone, alpha)
@@ -178,7 +178,7 @@ class Brush:
             self.canvas.polygon([self.at(p) for p in shape], tone, alpha)
 
     def body(self, shapes: Sequence[Shape], colour: RGB, pattern: str = "plain") -> None:
-        """The union of the shapes, shaded from left to right, with a pattern and a thin dark outline."""
+        """Draw the union of the shapes, shaded from left to right, with a pattern and a thin dark outline."""
         canvas = self.canvas
         rim = self.light.on(darker(colour, 0.5))
         stroke = self.stroke
@@ -218,7 +218,7 @@ class Brush:
 
 
 def accent(colour: RGB) -> RGB:
-    """The second colour of stripes and spots: white, or dark on what is itself nearly white."""
+    """The second colour of stripes and spots: white, or dark on nearly white."""
     return (72, 70, 84) if min(colour) > 200 else (255, 253, 246)
 
 

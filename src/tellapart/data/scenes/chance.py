@@ -1,7 +1,7 @@
-"""Random choices whose outcome is the same on every Python version.
+"""Random choices that are the same on every Python version.
 
-Only `random.Random.random()` is documented never to change for a given seed; `choice`, `shuffle` and
-`sample` are not.  Everything in the scenes is therefore drawn through these few functions.
+Only `random.Random.random()` is documented never to change for a given seed; `choice`, `shuffle` and `sample` may.
+So all random choices of scenes use these functions.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""From a scene to a picture."""
+"""Render a scene as a picture."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ FACING = frozenset({"car", "bicycle", "dog", "cat", "bird", "boat"})
 
 
 def render(scene: Scene, size: int = 224) -> Image.Image:
-    """The picture of a scene, RGB, `size` x `size`; the same scene always gives the same picture."""
+    """Render a scene as RGB, `size` × `size`; equal scenes give equal pictures."""
     canvas = Canvas(size)
     dark = scene.weather == "night"
-    # Each part has its own generator, so that a variant in one part leaves the jitter of the others alone.
+    # Each part has its own generator, so that a variant in one part does not change the jitter of the others.
     draw_sky(canvas, scene.weather, seeded(scene.seed, "sky"))
     PLACES_DRAWN[scene.place](canvas, GROUND_LIGHT[scene.weather], seeded(scene.seed, "place"), dark)
     for spot in layout(scene):
@@ -36,7 +36,7 @@ def render(scene: Scene, size: int = 224) -> Image.Image:
 def draw_thing(canvas: Canvas, scene: Scene, spot: Spot, dark: bool) -> None:
     group = scene.groups[spot.group]
     rng = seeded(scene.seed, "group", spot.group)
-    # One jitter for the whole group: its members keep their distances, and nothing leaves the picture.
+    # One jitter for the whole group, so that its members keep their distances and stay inside the picture.
     dx, dy = between(rng, -3.0, 3.0), between(rng, -3.0, 3.0)
     flipped = rng.random() < 0.5 and group.kind in FACING
     x, y = spot.x + dx, spot.y + dy

@@ -1,4 +1,4 @@
-"""Captions of scenes, as different people would write them: from "a house in a meadow" to every detail."""
+"""Write captions of scenes, from generic ("a house in a meadow") to specific."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from tellapart.data.scenes.chance import likely, pick, pick_weighted, shuffled
 from tellapart.data.scenes.world import KINDS, Group, Scene, are_near, relation
 
-CAPTIONS_PER_SCENE = 5
 MOST_WORDS = 18
 
 NOUNS: dict[str, tuple[tuple[str, str, float], ...]] = {
-    # Singular, plural, how usual.
+    # Singular, plural, weight.
     "house": (("house", "houses", 4), ("cottage", "cottages", 1)),
     "tree": (("tree", "trees", 1),),
     "tent": (("tent", "tents", 1),),
@@ -118,15 +117,15 @@ SIDE_PHRASES = {
 
 @dataclass(frozen=True)
 class Plan:
-    """What a caption is going to say."""
+    """What a caption mentions."""
 
     mentioned: tuple[int, ...]
     details: frozenset[tuple[int, str]]
-    """Pairs of a group and one of its attributes: `colour`, `size`, `pattern`, `count`."""
+    """Pairs of a group's index and an attribute: `colour`, `size`, `pattern`, `count`."""
     place: bool
     weather: bool
     related: bool
-    """Whether two mentioned groups are related to each other; if not, they are joined by "and"."""
+    """Whether the caption states the relation of two groups; otherwise they are joined by "and"."""
     side: bool
 
 
@@ -142,7 +141,7 @@ def details_of(group: Group, index: int) -> list[tuple[int, str]]:
 
 
 def mention(rng: random.Random, scene: Scene, many: int) -> tuple[int, ...]:
-    """Which groups to speak of, the one that catches the eye first most often."""
+    """Choose the groups to mention; the most salient one is the most likely."""
     left = list(range(len(scene.groups)))
     found: list[int] = []
     while left and len(found) < many:
@@ -166,7 +165,7 @@ def plan_medium(rng: random.Random, scene: Scene) -> Plan:
         extra = pick(rng, ("related", "related", "weather") if len(mentioned) > 1 else ("side", "weather", "weather"))
         budget -= 1
     for index, attribute in shuffled(rng, [d for i in mentioned for d in details_of(scene.groups[i], i)]):
-        # Colours and numbers are what people mention first.
+        # People mention colours and numbers first.
         if budget > 0 and (attribute in ("colour", "count") or likely(rng, 0.7)):
             chosen.append((index, attribute))
             budget -= 1
@@ -217,10 +216,10 @@ def noun_phrase(rng: random.Random, plan: Plan, scene: Scene, index: int) -> str
 
 
 def ordered(plan: Plan, scene: Scene) -> tuple[int, ...]:
-    """The mentioned groups as they follow each other in the sentence."""
+    """The mentioned groups in sentence order."""
     if plan.related:
         return plan.mentioned
-    # What stands on the ground comes last, so that "in a meadow" is said of it.
+    # Groups on the ground come last, so that "in a meadow" refers to them.
     rank = {"sky": 0, "water": 1}
     return tuple(sorted(plan.mentioned, key=lambda i: rank.get(KINDS[scene.groups[i].kind].row, 2)))
 
@@ -248,12 +247,12 @@ def realise(rng: random.Random, plan: Plan, scene: Scene) -> str:
     group = scene.groups[order[-1]]
     alone = len(order) == 1
     flies = KINDS[group.kind].row == "sky"
-    # "in a meadow on the left" would be said of the meadow, so a place and a side do not go together.
+    # "in a meadow on the left" would refer to the meadow, so a place and a side are not combined.
     place = place_phrase(rng, scene, order[-1]) if plan.place and not plan.side else ""
     weather = pick(rng, WEATHER[scene.weather]) if plan.weather else ""
     side = pick(rng, SIDE_PHRASES[group.side]) if plan.side else ""
     if flies and alone and not plan.place and likely(rng, 0.5):
-        # "in the sky" says nothing new, but it is how people speak of a kite.
+        # "in the sky" adds nothing, but people say it.
         if plan.weather:
             word = SKY[scene.weather]
             place, weather = f"in {'the' if word == 'night' else 'a'} {word} sky", ""
@@ -264,7 +263,7 @@ def realise(rng: random.Random, plan: Plan, scene: Scene) -> str:
     frame = pick_weighted(
         rng, (("bare", 4), ("there", 1.4), ("picture", 1.2), ("see", 0.5), ("with", 1.0), ("opening", 1.0))
     )
-    # English lets the verb agree with the nearest thing: "there is a bird and two cats".
+    # The verb agrees with the nearest noun: "there is a bird and two cats".
     be = "are" if scene.groups[order[0]].count > 1 else "is"
     if frame == "there":
         words = ["there", be, subject, *tail]
@@ -293,7 +292,7 @@ def write_caption(rng: random.Random, scene: Scene, level: str) -> str:
 
 
 def styled(rng: random.Random, caption: str) -> str:
-    """With or without a capital letter and a full stop, as in data collected from people."""
+    """With or without a capital letter and a full stop, as in crowd-sourced data."""
     style = rng.random()
     if style < 0.5:
         return caption[0].upper() + caption[1:] + "."
@@ -301,7 +300,7 @@ def styled(rng: random.Random, caption: str) -> str:
 
 
 def write_captions(rng: random.Random, scene: Scene) -> tuple[str, ...]:
-    """Five captions, pairwise different: two generic and two medium ones and a specific one, or one more."""
+    """Five different captions: two generic, two medium and one specific, or one more specific one."""
     levels = ["generic", "generic", "medium", "medium", "specific"]
     if likely(rng, 0.25):
         levels[pick(rng, (0, 2))] = "specific"

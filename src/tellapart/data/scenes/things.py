@@ -1,4 +1,4 @@
-"""How each kind of thing is drawn, in a box from (0, 0) to (1, 1)."""
+"""Draw each kind of thing in a box from (0, 0) to (1, 1)."""
 
 from __future__ import annotations
 

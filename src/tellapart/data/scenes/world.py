@@ -1,4 +1,4 @@
-"""What a scene is, which scenes make sense, and how to draw scenes and one-attribute variants by lot."""
+"""Scenes: their attributes, which ones are sensible, and random sampling of scenes and one-attribute variants."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ VARIATIONS = ("colour", "count", "size", "pattern", "weather", "place", "side", 
 
 BRIGHT = ("red", "orange", "yellow", "green", "blue", "purple", "white")
 FUR = ("brown", "black", "white", "orange")
-COLOURS = (*BRIGHT, "black", "brown")
 
 PLAIN = ("plain",)
 CLOTH = ("plain", "striped", "spotted")
@@ -30,11 +29,11 @@ SEATS = ("meadow", "beach", "snowfield", "street", "lake")
 
 
 @dataclass(frozen=True)
-class Kind:
-    """What one kind of thing may look like, and where it may be."""
+class ThingKind:
+    """The possible looks and places of one kind of thing."""
 
     row: str
-    """`back`, `mid` and `front` stand on the ground, nearer and nearer; `water` floats, `sky` flies."""
+    """`back`, `mid` and `front` are on the ground, from far to near; `water` floats, `sky` flies."""
     width: float
     height: float
     colours: tuple[str, ...]
@@ -49,27 +48,27 @@ BOARDS = ("brown", "red", "green", "blue", "yellow", "white")
 PETALS = ("red", "yellow", "purple", "white", "orange", "blue")
 FEATHERS = ("red", "yellow", "blue", "black", "white")
 
-KINDS: dict[str, Kind] = {
-    "house": Kind("back", 68, 68, BRIGHT, ("plain", "brick", "wooden"), SETTLED, 3),
-    "tree": Kind("back", 56, 78, LEAVES, PLAIN, SETTLED),
-    "tent": Kind("back", 70, 52, BRIGHT, CLOTH, CAMPS, 3),
-    "boat": Kind("water", 62, 60, BRIGHT, ("plain", "striped", "wooden"), SHORES, 3),
-    "car": Kind("mid", 76, 42, (*BRIGHT, "black"), CLOTH, INLAND, 3),
-    "bicycle": Kind("mid", 64, 44, FRAMES, PLAIN, WALKS, 3),
-    "bench": Kind("mid", 60, 40, BOARDS, PLAIN, SEATS, 3),
-    "umbrella": Kind("mid", 62, 66, (*BRIGHT, "black"), CLOTH, WALKS),
-    "ball": Kind("front", 42, 42, BRIGHT, CLOTH, PLACES),
-    "flower": Kind("front", 40, 54, PETALS, PLAIN, ("meadow", "lake")),
-    "dog": Kind("front", 58, 46, FUR, ("plain", "spotted"), PLACES),
-    "cat": Kind("front", 48, 52, FUR, ("plain", "striped"), PLACES),
-    "balloon": Kind("sky", 50, 66, BRIGHT, CLOTH, PLACES),
-    "kite": Kind("sky", 50, 62, BRIGHT, CLOTH, PLACES),
-    "bird": Kind("sky", 54, 42, FEATHERS, PLAIN, PLACES),
+KINDS: dict[str, ThingKind] = {
+    "house": ThingKind("back", 68, 68, BRIGHT, ("plain", "brick", "wooden"), SETTLED, 3),
+    "tree": ThingKind("back", 56, 78, LEAVES, PLAIN, SETTLED),
+    "tent": ThingKind("back", 70, 52, BRIGHT, CLOTH, CAMPS, 3),
+    "boat": ThingKind("water", 62, 60, BRIGHT, ("plain", "striped", "wooden"), SHORES, 3),
+    "car": ThingKind("mid", 76, 42, (*BRIGHT, "black"), CLOTH, INLAND, 3),
+    "bicycle": ThingKind("mid", 64, 44, FRAMES, PLAIN, WALKS, 3),
+    "bench": ThingKind("mid", 60, 40, BOARDS, PLAIN, SEATS, 3),
+    "umbrella": ThingKind("mid", 62, 66, (*BRIGHT, "black"), CLOTH, WALKS),
+    "ball": ThingKind("front", 42, 42, BRIGHT, CLOTH, PLACES),
+    "flower": ThingKind("front", 40, 54, PETALS, PLAIN, ("meadow", "lake")),
+    "dog": ThingKind("front", 58, 46, FUR, ("plain", "spotted"), PLACES),
+    "cat": ThingKind("front", 48, 52, FUR, ("plain", "striped"), PLACES),
+    "balloon": ThingKind("sky", 50, 66, BRIGHT, CLOTH, PLACES),
+    "kite": ThingKind("sky", 50, 62, BRIGHT, CLOTH, PLACES),
+    "bird": ThingKind("sky", 54, 42, FEATHERS, PLAIN, PLACES),
 }
 
 CLASHES = frozenset(
     {
-        # Colours that would be lost against their surroundings.
+        # Colours that would hardly be visible in the place or weather.
         ("white", "snowfield"),
         ("white", "snowing"),
         ("black", "night"),
@@ -79,7 +78,7 @@ CLASHES = frozenset(
     }
 )
 IMPOSSIBLE = frozenset({("desert", "snowing"), ("desert", "rainy"), ("beach", "snowing"), ("snowfield", "rainy")})
-# Nobody flies a kite in such weather.
+# Kinds that do not fit the weather.
 UNUSUAL = {"rainy": ("kite",), "snowing": ("kite", "umbrella")}
 
 SIZE_FACTOR = {"small": 0.6, "normal": 1.0, "large": 1.42}
@@ -87,7 +86,7 @@ COUNT_FACTOR = {1: 1.0, 2: 0.84, 3: 0.7, 4: 0.62}
 SIDE_CENTRE = {"left": 46.0, "middle": 112.0, "right": 178.0}
 ROW_BASE = {"back": 168.0, "mid": 189.0, "front": 210.0, "water": 143.0}
 ROW_DEPTH = {"sky": 0, "water": 1, "back": 2, "mid": 3, "front": 4}
-# Where the members of a group stand, in units of one member's width and height: a loose cluster.
+# Positions of the members of a group, in units of one member's width and height: a loose cluster.
 CLUSTERS: dict[int, tuple[tuple[float, float], ...]] = {
     1: ((0.0, 0.0),),
     2: ((-0.56, -0.05), (0.56, 0.04)),
@@ -101,7 +100,7 @@ MOST_MOVED = 30.0
 
 @dataclass(frozen=True)
 class Group:
-    """One to four equal things standing together."""
+    """One to four equal things side by side."""
 
     kind: str
     colour: str
@@ -117,12 +116,12 @@ class Scene:
     weather: str
     groups: tuple[Group, ...]
     seed: int
-    """All jitter of the drawing comes from it; the variants of a scene share it."""
+    """Seed of all jitter in the drawing; variants of a scene share it."""
 
 
 @dataclass(frozen=True)
 class Spot:
-    """Where one thing is drawn: its box on a picture of 224 x 224."""
+    """The box of one thing on a picture of 224 × 224."""
 
     group: int
     x: float
@@ -143,7 +142,7 @@ def member_size(group: Group) -> tuple[float, float]:
 
 
 def group_centre(group: Group) -> float:
-    """The middle of the group: that of its side, but moved inwards as far as the edge demands."""
+    """The horizontal centre of the group: that of its side, moved inwards to stay off the edge."""
     reach = member_size(group)[0] * (max(dx for dx, _ in CLUSTERS[group.count]) + 0.5)
     return min(max(SIDE_CENTRE[group.side], EDGE + reach), 224 - EDGE - reach)
 
@@ -152,7 +151,7 @@ def group_spots(group: Group, index: int) -> list[Spot]:
     row = KINDS[group.kind].row
     width, height = member_size(group)
     centre = group_centre(group)
-    # In the sky the middle of the thing is fixed, not its foot; large ones must not leave the picture.
+    # In the sky the middle of the thing is fixed, not its foot; large ones must stay inside the picture.
     foot = max(52 + height / 2, height * 1.1 + EDGE) if row == "sky" else ROW_BASE[row]
     lift = 1.6 if row == "sky" else 1.0
     return [
@@ -162,13 +161,13 @@ def group_spots(group: Group, index: int) -> list[Spot]:
 
 
 def layout(scene: Scene) -> list[Spot]:
-    """All things of the scene in the order in which to draw them, the farthest first."""
+    """All things of the scene in drawing order, the farthest first."""
     spots = [spot for index, group in enumerate(scene.groups) for spot in group_spots(group, index)]
     return sorted(spots, key=lambda s: (ROW_DEPTH[KINDS[scene.groups[s.group].kind].row], s.y + s.height))
 
 
 def is_crowded(scene: Scene) -> bool:
-    """Whether some thing leaves the picture or is hidden too much by what stands before it."""
+    """Whether a thing is partly outside the picture or too much hidden by things in front of it."""
     spots = layout(scene)
     if any(s.x < 0 or s.y < 0 or s.x + s.width > 224 or s.y + s.height > 224 for s in spots):
         return True
@@ -187,9 +186,9 @@ def group_is_sensible(group: Group, place: str, weather: str) -> bool:
         and group.colour in kind.colours
         and group.pattern in kind.patterns
         and group.count <= kind.most
-        # "Small" and "large" are judged by eye, so they are kept for groups that are not shrunk to fit.
+        # Larger groups are shrunk to fit, which would make "small" and "large" hard to judge.
         and (group.size == "normal" or group.count <= 2)
-        # A group so wide that its side could not be told stands in the middle.
+        # A group too wide for its side must be in the middle.
         and abs(group_centre(group) - SIDE_CENTRE[group.side]) <= MOST_MOVED
         and (group.colour, place) not in CLASHES
         and (group.colour, weather) not in CLASHES
@@ -201,7 +200,7 @@ def is_sensible(scene: Scene) -> bool:
     stands = {(KINDS[group.kind].row, group.side) for group in scene.groups}
     return (
         (scene.place, scene.weather) not in IMPOSSIBLE
-        # Two groups of one kind could not be told apart in words, nor could the relation of two in one stand.
+        # Two groups of one kind, or in one row and side, could not be distinguished in words.
         and len(kinds) == len(stands) == len(scene.groups)
         and all(group_is_sensible(group, scene.place, scene.weather) for group in scene.groups)
         and not is_crowded(scene)
@@ -229,13 +228,13 @@ def sample_group(rng: random.Random, place: str, side: str) -> Group:
 
 
 def sample_scene(rng: random.Random) -> Scene:
-    """A sensible scene; its groups are ordered by how much they catch the eye."""
+    """Sample a sensible scene; its groups are ordered by salience."""
     how_many = pick_weighted(rng, ((1, 3), (2, 5), (3, 2.5)))
     place = pick(rng, PLACES)
     weather = pick(rng, [weather for weather in WEATHERS if (place, weather) not in IMPOSSIBLE])
-    # Mostly side by side; otherwise two share a side, which puts one in front of or above the other.
+    # Mostly side by side; otherwise two groups share a side, one in front of or above the other.
     together = likely(rng, 0.35)
-    # Only what follows is drawn again if the scene makes no sense, so that the above keeps its shares.
+    # Only the rest is redrawn if the scene is not sensible, so that the choices above keep their frequencies.
     while True:
         sides = shuffled(rng, SIDES)
         if together:
@@ -263,7 +262,7 @@ def group_alternatives(group: Group, attribute: str) -> Iterator[Group]:
     elif attribute == "side":
         yield from (replace(group, side=s) for s in SIDES if s != group.side)
     elif attribute == "kind":
-        # Only within the row: a kite does not take the place of a house.
+        # Only within the row: a kite does not replace a house.
         row = KINDS[group.kind].row
         yield from (replace(group, kind=k) for k, kind in KINDS.items() if k != group.kind and kind.row == row)
 
@@ -284,7 +283,7 @@ def alternatives(scene: Scene, attribute: str) -> list[Scene]:
 
 
 def sample_variant(rng: random.Random, base: Scene, is_new: Callable[[Scene], bool]) -> tuple[str, Scene] | None:
-    """One variant of `base` that is not among the known ones, and the name of what varies."""
+    """Sample a new variant of `base`; returns the attribute that varies and the scene."""
     for attribute in shuffled(rng, VARIATIONS):
         fresh = [scene for scene in alternatives(base, attribute) if is_new(scene)]
         if fresh:
@@ -293,13 +292,13 @@ def sample_variant(rng: random.Random, base: Scene, is_new: Callable[[Scene], bo
 
 
 def content(scene: Scene) -> tuple[str, str, tuple[tuple[str, ...], ...]]:
-    """What is to be seen, without the jitter and without the order of the groups."""
+    """The visible content, without jitter and the order of the groups."""
     groups = ((g.kind, g.colour, g.size, g.pattern, str(g.count), g.side) for g in scene.groups)
     return scene.place, scene.weather, tuple(sorted(groups))
 
 
 def relation(scene: Scene, one: int, other: int) -> str:
-    """How group `one` stands to group `other`: left, right, front, behind, above or below."""
+    """The position of group `one` relative to group `other`: left, right, front, behind, above or below."""
     first, second = scene.groups[one], scene.groups[other]
     if first.side != second.side:
         return "left" if SIDES.index(first.side) < SIDES.index(second.side) else "right"
@@ -312,7 +311,7 @@ def relation(scene: Scene, one: int, other: int) -> str:
 
 
 def are_near(scene: Scene, one: int, other: int) -> bool:
-    """Whether the two stand on the ground (or water) in adjacent thirds of the picture."""
+    """Whether both are on the ground (or water) in adjacent thirds of the picture."""
     first, second = scene.groups[one], scene.groups[other]
     apart = abs(SIDES.index(first.side) - SIDES.index(second.side))
     return apart == 1 and "sky" not in (KINDS[first.kind].row, KINDS[second.kind].row)

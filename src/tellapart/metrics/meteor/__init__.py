@@ -1,4 +1,4 @@
-"""METEOR 1.5 in NumPy: `score.py` is the metric, `definition.py` its alignment in plain words, the rest its parts."""
+"""METEOR 1.5 in NumPy: `score.py` is the metric, `definition.py` the alignment in its simplest form."""
 
 from tellapart.metrics.meteor.score import MeteorScores, meteor_scores
 

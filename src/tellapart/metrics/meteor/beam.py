@@ -1,13 +1,13 @@
 """The beam search of `definition.py` for many pairs of captions at once.
 
-Idea: all pairs go through their references side by side, one word a step. A partial alignment ("path") is a handful of
-integers, so a step is a few array operations on all paths of all pairs. What a path is ranked by adds up from step to
-step, so it is kept in one number, with the pair in front: sorting these numbers ranks the paths within each pair.
+All pairs are processed in parallel, one word of the reference per step. A partial alignment ("path") is a few integers,
+so a step is a few array operations on all paths of all pairs. The ranking criteria of a path are packed into one
+number, with the pair in front: sorting these numbers ranks the paths within each pair.
 
-    bits:  pair | most gain possible - gain | chunks | distance | order of making
+    bits:  pair | maximum gain - gain | chunks | distance | order of creation
 
-The order breaks ties as a stable sort would. Which matches a path has taken is not carried along, but read back from
-the steps for the one path that wins.
+The order breaks ties as a stable sort would. The matches of a path are not stored with it; those of the best path are
+read back from the steps.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Alignments:
-    """chunks: [pairs]. chosen: which of the matches are aligned. too_large: [pairs] whose numbers would overflow."""
+    """chunks: [pairs]. chosen: indices of the aligned matches. too_large: [pairs] whose numbers would overflow."""
 
     chunks: Ints
     chosen: Ints
@@ -50,7 +50,7 @@ def align_all(matches: Matches, lengths: Ints) -> Alignments:
     too_large = np.bincount(matches.pair, distance, minlength=pairs) >= _CHUNK
     too_large |= at_word.reshape(pairs, 64).max(axis=1, initial=0) > _MOST_MATCHES_AT_A_WORD
 
-    # Pairs of one length together: none waits for longer ones.
+    # Sorted by length, so that short pairs do not wait for longer ones.
     order = np.argsort(lengths, kind="stable")
     order = order[~too_large[order]]
     first_match = np.searchsorted(matches.pair, np.arange(pairs + 1))
@@ -59,7 +59,7 @@ def align_all(matches: Matches, lengths: Ints) -> Alignments:
     for begin in range(0, len(order), _PAIRS_AT_ONCE):
         some = order[begin : begin + _PAIRS_AT_ONCE]
         pair, place = expand(first_match[some], first_match[some + 1] - first_match[some])
-        search = _Search(matches, pair, place, certain[place], len(some), int(lengths[some[-1]]))
+        search = _AlignmentBeam(matches, pair, place, certain[place], len(some), int(lengths[some[-1]]))
         chunks[some], found = search.run()
         chosen.append(found)
     return Alignments(chunks, np.concatenate(chosen), too_large)
@@ -81,10 +81,10 @@ def _masks(start: Ints, length: Ints) -> Masks:
     return ((one << length.astype(np.uint64)) - one) << start.astype(np.uint64)
 
 
-class _Search:
-    """The search for some pairs whose references have at most `steps` words. The arrays of paths grow and shrink.
+class _AlignmentBeam:
+    """Beam search for some pairs whose references have at most `steps` words.
 
-    rank, end:            [paths] see above; where the open chunk ends in the candidate, or -1
+    rank, end:            [paths] see above; the end of the open chunk in the candidate, or -1
     used, candidate_used: [paths] bit masks of words
     """
 
@@ -96,7 +96,7 @@ class _Search:
         masks, candidate_masks = _masks(start, length), _masks(candidate_start, candidate_length)
         step_and_pair = start * pairs + pair
 
-        # Certain matches: where they start and end in the candidate, by step and pair, and which words they use.
+        # Certain matches: their start and end in the candidate, by step and pair, and the words they use.
         self.certain_start, self.certain_end = np.full((2, steps * pairs), -1)
         self.certain_start[step_and_pair[certain]] = candidate_start[certain]
         self.certain_end[step_and_pair[certain]] = end[certain]
@@ -104,13 +104,13 @@ class _Search:
         np.bitwise_or.at(self.used, pair[certain], masks[certain])
         np.bitwise_or.at(self.candidate_used, pair[certain], candidate_masks[certain])
 
-        # The others: those of one step and pair lie side by side.
+        # The others: those of one step and pair are contiguous.
         rest = np.flatnonzero(~certain)
         rest = rest[np.argsort(step_and_pair[rest], kind="stable")]
         self.count = np.bincount(step_and_pair[rest], minlength=steps * pairs)
         self.first = np.cumsum(self.count) - self.count
         self.place = place[rest]
-        # One more at the end, which uses no words: "match -1" is none.
+        # One more at the end that uses no words: "match -1" means none.
         self.match_mask, self.match_candidate_mask = (
             np.append(m[rest], np.uint64(0)) for m in (masks, candidate_masks)
         )
@@ -125,7 +125,7 @@ class _Search:
     def run(self) -> tuple[Ints, Ints]:
         """Chunks [pairs], and the places of the matches chosen."""
         steps = [self._step(step) for step in range(self.steps)]
-        # Past the last word the open chunk is closed, and the paths are ranked once more.
+        # After the last word, close the open chunk and rank the paths again.
         self.rank += (self.end >= 0) * _CHUNK
         path = self._ranked(self.rank)
         path = path[np.searchsorted(self.rank[path], np.arange(self.pairs) << _PAIR_SHIFT)]
@@ -138,9 +138,9 @@ class _Search:
         return chunks, np.concatenate(chosen)
 
     def _step(self, step: int) -> tuple[Ints, Ints]:
-        """Every path takes each match that starts at this word in turn, or none, and the best of all these are kept.
+        """Extend every path by each match that starts at this word, or by none, and keep the best.
 
-        Returns, for each path kept, which path it was before, and the match it has taken or -1.
+        Returns, for each path kept, its parent and the match it has taken, or -1.
         """
         paths = np.arange(len(self.rank))
         place = (self.rank >> _PAIR_SHIFT) + step * self.pairs
@@ -148,7 +148,7 @@ class _Search:
         is_certain, is_open = certain >= 0, self.end >= 0
         covered = (self.used >> np.uint64(step) & np.uint64(1)).astype(bool)
 
-        # Without a new match: a certain one is met, a covered word changes nothing, any other closes the chunk.
+        # Without a new match: take a certain one, skip a covered word, or close the chunk.
         breaks = is_open & np.where(is_certain, certain != self.end, ~covered)
         rank = self.rank + breaks * _CHUNK
         end = np.where(covered & ~is_certain, self.end, self.certain_end[place])
@@ -163,7 +163,7 @@ class _Search:
             self.used, self.candidate_used = self.used[kept], self.candidate_used[kept]
             return kept, np.full(len(kept), -1)
 
-        # What is tried later carries the distances of all that was tried before it from the same path.
+        # A later child also has the distances of all earlier children of the same path.
         parent, match = parent[free], match[free]
         children = np.bincount(parent, minlength=len(paths))
         last = np.cumsum(children)
@@ -174,7 +174,7 @@ class _Search:
         breaks = (old_end >= 0) & (old_end != self.match_start[match])
         child_rank = (self.rank - tried_before)[parent] + tried[:-1] + breaks * _CHUNK - self.match_gain[match]
 
-        # In the order of making: the children of a path, then the path that takes none.
+        # In order of creation: the children of a path, then the path without a match.
         child, childless = np.arange(len(parent)) + parent, last + paths
         parents, taken = np.empty(len(child) + len(paths), np.int64), np.full(len(child) + len(paths), -1)
         ranks = np.empty_like(parents)
@@ -190,7 +190,7 @@ class _Search:
         return parents, taken
 
     def _ranked(self, ranks: Ints) -> Ints:
-        """The places of the paths to keep, the best of each pair, from the best on."""
+        """Indices of the paths to keep: the best of each pair, best first."""
         if len(ranks) == self.pairs:
             return np.arange(self.pairs)
         ranked = np.sort(ranks << _ORDER_BITS | np.arange(len(ranks)))

@@ -1,9 +1,8 @@
 """METEOR's word data: paraphrases, synonyms, irregular forms, function words and abbreviations.
 
-They are read from the installed `pycocoevalcap` (extra `metrics`), whose paraphrase table is 272 MB of text. What is
-needed of it fits into arrays, so these are made once and kept in one file of the cache folder. A phrase is known by a
-64-bit hash of its words. No two of its 2,616,378 phrases share one, and that other words of a caption hit one by
-chance has odds of one in 10¹³.
+They are read from the installed `pycocoevalcap` (extra `metrics`), whose paraphrase table is 272 MB of text. It is
+converted to arrays once and stored in one file of the cache folder. Phrases are identified by a 64-bit hash of their
+words. All 2,616,378 phrases have different hashes, and other words have one of them with a probability of 10⁻¹³.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
-import os
 import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,18 +21,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tellapart.errors import DataError, MissingExtraError
-from tellapart.files import cache_folder, digest_of
+from tellapart.files import cache_folder, digest_of, new_file
 
 LONGEST_PHRASE = 7
-# Raise it when the arrays below change their meaning: files of another format are not read.
+# Increase it when the arrays below change their meaning: files of another format are ignored.
 _FORMAT = 2
 _FILTER_BITS = 25
 _BYTES_AT_ONCE = 1 << 22
 _BASE = 0x9E3779B97F4A7C15
-# By a digest, for a random generator's numbers may change with its version, and the cached file would not know.
+# From a digest, since a random generator may change with its version and invalidate cached files.
 _BYTE_TERMS = [int.from_bytes(hashlib.sha256(bytes([byte])).digest()[:8], "little") for byte in range(256)]
 
-# Endings that WordNet takes off to find a base form, in its order: nouns, verbs, adjectives.
+# Endings that WordNet strips to find a base form, in its order: nouns, verbs, adjectives.
 _ENDINGS = (
     *(("s", ""), ("ses", "s"), ("xes", "x"), ("zes", "z"), ("ches", "ch"), ("shes", "sh")),
     *(("men", "man"), ("ies", "y")),
@@ -47,8 +45,8 @@ _ENDINGS = (
 class WordData:
     """Word lists, and the paraphrase table as arrays. Pair k of the table is `source[k]` → `target[k]`, phrase numbers.
 
-    hashes:       [phrases] sorted; a phrase's number is its place here
-    filter:       bit h >> (64 - 25) is set for every hash h: most words that are no phrase are found out here
+    hashes:       [phrases] sorted; a phrase's number is its position here
+    filter:       bit h >> (64 - 25) is set for every hash h, which rules out most non-phrases quickly
     first, count: [phrases] the pairs that start from a phrase are first … first + count - 1
     into_first:   [phrases + 1] the pairs that lead to phrase p are into[into_first[p] : into_first[p + 1]]
     """
@@ -81,11 +79,11 @@ class WordData:
         return ()
 
     def phrase_numbers(self, hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """The number of the phrase that has each hash, -1 where none has."""
+        """The number of the phrase with each hash, or -1."""
         numbers = np.full(len(hashes), -1, dtype=np.int64)
         bit = hashes >> np.uint64(64 - _FILTER_BITS)
         maybe = np.flatnonzero(self.filter[bit >> np.uint64(3)] >> (bit & np.uint64(7)).astype(np.uint8) & 1)
-        maybe = maybe[np.argsort(hashes[maybe])]  # looking up in order is several times as fast as here and there
+        maybe = maybe[np.argsort(hashes[maybe])]  # lookups in order are several times as fast
         wanted = hashes[maybe]
         place = np.minimum(np.searchsorted(self.hashes, wanted), len(self.hashes) - 1)
         numbers[maybe] = np.where(self.hashes[place] == wanted, place, -1)
@@ -93,10 +91,10 @@ class WordData:
 
 
 def hash_word(word: str) -> tuple[int, int]:
-    """The hash of a blank and a word, and what the hash of that which follows is multiplied by.
+    """The hash of a space and a word, and the factor for the hash of what follows.
 
-    The hash of bytes b is Σ term(b[k])·base^k mod 2^64, with a well-mixed term for each byte: hashes of parts
-    add up to that of the whole, and a long table is hashed in one sweep. Every word of a phrase has a blank before it.
+    The hash of bytes b is Σ term(b[k])·base^k mod 2^64, with a well-mixed term for each byte. So hashes of parts add up
+    to that of the whole, and a long table is hashed in one sweep. Every word of a phrase has a space before it.
     """
     value, power = 0, 1
     for byte in b" " + word.encode():
@@ -106,7 +104,7 @@ def hash_word(word: str) -> tuple[int, int]:
 
 
 def load_word_data() -> WordData:
-    """Read the cached file; make it first where it is missing, torn, or of another format."""
+    """Read the cached file; make it first if it is missing, damaged or of another format."""
     folder = _source_folder()
     table, jar = folder / "data" / "paraphrase-en.gz", folder / "meteor-1.5.jar"
     try:
@@ -120,9 +118,7 @@ def load_word_data() -> WordData:
         _write(path, digest, _read_lists(jar), _read_table(table))
         data = _read(path, digest)
         if data is None:
-            raise DataError(
-                f"{path}: what was just written there cannot be read; check the disk, or set TELLAPART_CACHE"
-            )
+            raise DataError(f"{path}: the file just written cannot be read; check the disk, or set TELLAPART_CACHE")
     return data
 
 
@@ -140,7 +136,7 @@ def _read(path: Path, digest: str) -> WordData | None:
         with safe_open(path, framework="np") as file:
             if (file.metadata() or {}).get("digest") != digest:
                 return None
-            names = file.keys()  # no mapping, for all that
+            names = file.keys()  # a method, though the file is not a mapping
             arrays = {name: file.get_tensor(name) for name in names}
         lists = json.loads(arrays.pop("lists").tobytes())
     except (OSError, SafetensorError, KeyError, ValueError):
@@ -155,20 +151,12 @@ def _read(path: Path, digest: str) -> WordData | None:
 
 
 def _write(path: Path, digest: str, lists: dict[str, Any], arrays: dict[str, NDArray[Any]]) -> None:
-    """Under a name of its own until it is whole: two processes may be at it, the last to finish stays."""
     from safetensors.numpy import save_file
 
     text = json.dumps(lists, ensure_ascii=False, separators=(",", ":"))
     arrays["lists"] = np.frombuffer(text.encode(), dtype=np.uint8)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
+    with new_file(path) as temporary:
         save_file(arrays, temporary, metadata={"digest": digest})
-        with open(temporary, "rb") as handle:
-            os.fsync(handle.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _read_lists(jar: Path) -> dict[str, Any]:
@@ -186,7 +174,7 @@ def _read_lists(jar: Path) -> dict[str, Any]:
         for form in forms.split():
             base_forms.setdefault(form, []).append(base)
     return {
-        # Names of several words are joined by "_", which no word of a caption has.
+        # Names of several words are joined by "_", which does not occur in captions.
         "synsets": {
             word: [int(number) for number in numbers.split()]
             for word, numbers in zip(synsets[::2], synsets[1::2], strict=False)
@@ -203,7 +191,7 @@ def _read_lists(jar: Path) -> dict[str, Any]:
 def _read_table(path: Path) -> dict[str, NDArray[Any]]:
     """The arrays of the paraphrase table."""
     sources, targets = map(np.concatenate, zip(*_hash_pairs(path), strict=True))
-    # The table lists a phrase's pairs one after another.
+    # The pairs of a phrase are contiguous in the table.
     begins = np.flatnonzero(np.concatenate([[True], sources[1:] != sources[:-1]]))
     count_of_begins = np.diff(begins, append=len(sources))
     ahead = len(begins)
@@ -235,8 +223,8 @@ def _read_table(path: Path) -> dict[str, NDArray[Any]]:
 def _hash_pairs(path: Path) -> Iterator[tuple[NDArray[np.uint64], NDArray[np.uint64]]]:
     """The hashes of phrases and of their paraphrases, many pairs at a time.
 
-    Three lines are a pair: probability, phrase, paraphrase. The line end before a phrase stands for the blank that its
-    hash begins with.
+    Three lines are a pair: probability, phrase, paraphrase. The line end before a phrase is hashed as the space before
+    its first word.
     """
     terms = np.array(_BYTE_TERMS, dtype=np.uint64)
     terms[ord("\n")] = terms[ord(" ")]

@@ -1,14 +1,14 @@
-"""The alignment of METEOR 1.5, one pair of captions at a time, as plain as it can be written.
+"""The alignment of METEOR 1.5 in its simplest form, one pair of captions at a time.
 
-Idea: words and phrases of the candidate are matched with those of the reference in four ways: equal words (module 0),
-equal stems (1), synonyms (2), paraphrases (3). Of all matches an alignment takes those that cover most, in the fewest
-chunks (runs that are contiguous in both captions), searched for from left to right with a beam.
+Words and phrases of the candidate are matched with those of the reference in four ways: equal words (module 0), equal
+stems (1), synonyms (2), paraphrases (3). An alignment takes the matches that cover most words in the fewest chunks
+(runs that are contiguous in both captions), found by a beam search from left to right.
 
-`beam.py` does the same for many pairs at once and is what usually runs. This is what it must agree with, and what
-takes over where a caption is too long for it.
+`beam.py` does the same for many pairs at once and is normally used. It is tested against this module, which handles
+the captions that are too long for it.
 
-Reference: Denkowski & Lavie, "Meteor Universal", WMT 2014. The paper leaves the search open; the order of matches, the
-halved count of inexact ones and the way distances add up are those of the published program, found out by its results.
+Reference: Denkowski & Lavie, "Meteor Universal", WMT 2014. The paper does not define the search. The order of matches,
+the half weight of inexact ones and the sum of distances follow the published program, as inferred from its results.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Match(NamedTuple):
 
     @property
     def gain(self) -> int:
-        """What the search counts: words covered on both sides, inexact ones half, without fractions on either side."""
+        """Words covered on both sides, inexact ones by half, rounded down on each side."""
         if self.module == EXACT:
             return 2
         return self.length // 2 + self.candidate_length // 2
@@ -47,7 +47,7 @@ class Match(NamedTuple):
 
 
 class _Path(NamedTuple):
-    """A partial alignment. `used` are bit masks over words; `end` is where the open chunk ends in the candidate."""
+    """A partial alignment. `used` are bit masks over words; `end` is the end of the open chunk in the candidate."""
 
     gain: int
     chunks: int
@@ -59,12 +59,12 @@ class _Path(NamedTuple):
 
 
 def find_matches(lexicon: Lexicon, reference: Sequence[int], candidate: Sequence[int]) -> list[list[Match]]:
-    """All matches, by the place where they start in the reference, in the order in which the search tries them."""
+    """All matches by their start in the reference, in the order of the search."""
     found: list[list[Match]] = [[] for _ in reference]
     stems, sets = lexicon.stems, lexicon.synonym_sets
     for start, word in enumerate(reference):
         modules = [[place for place, other in enumerate(candidate) if other == word]]
-        if reference != candidate:  # of equal captions equal words are enough
+        if reference != candidate:  # equal captions need only exact matches
             others = [(place, other) for place, other in enumerate(candidate) if other != word]
             modules.append([place for place, other in others if stems[other] == stems[word]])
             modules.append([place for place, other in others if sets[other] & sets[word]])
@@ -116,7 +116,7 @@ def align(found: Sequence[Sequence[Match]], candidate_length: int) -> tuple[int,
 
 
 def _certain(found: Sequence[Sequence[Match]], candidate_length: int) -> dict[int, Match]:
-    """Matches whose words nothing else could match, by start."""
+    """Matches whose words have no other match, by start."""
     cover, candidate_cover = [0] * len(found), [0] * candidate_length
     for matches in found:
         for match in matches:
@@ -135,7 +135,7 @@ def _certain(found: Sequence[Sequence[Match]], candidate_length: int) -> dict[in
 
 
 def _children(path: _Path, place: int, certain: Match | None, matches: Sequence[Match]) -> Iterator[_Path]:
-    """What a partial alignment may become at one word of the reference: each match in turn, then none."""
+    """The continuations of a path at one word of the reference: each match in turn, then none."""
     if certain:
         yield _with(path, certain)
         return
@@ -154,7 +154,7 @@ def _children(path: _Path, place: int, certain: Match | None, matches: Sequence[
             distance=distance, used=used, candidate_used=candidate_used, matches=(*path.matches, match)
         )
         yield _with(child, match)
-        # A match's own distance counts against what is tried after it, not against itself: so does the program.
+        # As in the program, a match's distance counts for the alternatives after it, not for itself.
         distance += match.distance
     yield _closed(path)._replace(distance=distance)
 

@@ -1,4 +1,4 @@
-"""What METEOR knows about each word, looked up once: its stem, synonym sets, kind and hash."""
+"""METEOR's data on each word, looked up once: stem, synonym sets, function word or not, hash."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _CAPTIONS_REMEMBERED = 200_000
 
 
 class Lexicon(dict[str, int]):
-    """word → number. A word that was not seen before is looked up and gets the next number."""
+    """Word → number. A new word is looked up and gets the next number."""
 
     def __init__(self, data: WordData) -> None:
         super().__init__()
@@ -41,7 +41,7 @@ class Lexicon(dict[str, int]):
         return number
 
     def words_of(self, captions: Sequence[str]) -> list[tuple[int, ...]]:
-        """Captions as numbers of words. They are remembered: references come again with every model that is scored."""
+        """Captions as word numbers. They are cached, since references are scored with every model."""
         with self._one_at_a_time:
             if len(self._captions) > _CAPTIONS_REMEMBERED:
                 self._captions.clear()
@@ -52,7 +52,7 @@ class Lexicon(dict[str, int]):
             return [remembered[caption] for caption in captions]
 
     def arrays(self) -> WordArrays:
-        """The same by number, for all words seen so far."""
+        """The same data as arrays, for all words seen so far."""
         with self._one_at_a_time:
             if len(self._arrays.stems) != len(self):
                 self._arrays = WordArrays(self)
@@ -76,5 +76,5 @@ class WordArrays:
 
 @lru_cache(maxsize=1)
 def open_lexicon() -> Lexicon:
-    """The one of this process: its words are looked up once, not in every call."""
+    """The lexicon of this process, shared by all calls."""
     return Lexicon(load_word_data())

@@ -1,8 +1,8 @@
-"""All matches of many pairs of captions at once, in the order in which the search tries them.
+"""All matches of many pairs of captions at once, in the order of the search.
 
-Idea: which words of the references go with which words of the candidates is worked out once per pair of *different*
-words, in a small table that all captions then look into. Phrases of several words are rarer: they are joined by the
-pairs of the paraphrase table that have one phrase in some candidate and the other in some reference.
+Which words of references and candidates match is computed once per pair of *different* words, in a small table that all
+captions share. Phrases of several words are rarer: they are joined by the pairs of the paraphrase table that have one
+phrase in a candidate and the other in a reference.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tellapart.metrics.meteor.lexicon import Lexicon, WordArrays
 
 Ints = NDArray[np.int64]
 
-# Five kinds of match, in the order of trying: paraphrases are looked for from the reference's side first.
+# Five kinds of match, in search order: paraphrases from the reference's side come first.
 _FROM_REFERENCE, _FROM_CANDIDATE = 3, 4
 _MODULE = np.array([EXACT, STEM, SYNONYM, PARAPHRASE, PARAPHRASE])
 _FLAGS = 1 << 22
@@ -28,22 +28,22 @@ LONGEST_CAPTION = 63  # of a pair handled here: its words are bits of a mask, an
 
 
 @dataclass(frozen=True)
-class Captions:
-    """Captions one after another in one array of word numbers; caption n is words[first[n] : first[n] + length[n]]."""
+class CaptionArrays:
+    """Captions concatenated as word numbers; caption n is words[first[n] : first[n] + length[n]]."""
 
     words: Ints
     first: Ints
     length: Ints
 
     @classmethod
-    def of(cls, captions: Sequence[Sequence[int]]) -> Captions:
+    def of(cls, captions: Sequence[Sequence[int]]) -> CaptionArrays:
         length = np.fromiter(map(len, captions), np.int64, len(captions))
         words = np.fromiter(chain.from_iterable(captions), np.int64, int(length.sum()))
         return cls(words, np.cumsum(length) - length, length)
 
-    def __getitem__(self, chosen: Ints) -> Captions:
+    def __getitem__(self, chosen: Ints) -> CaptionArrays:
         length = self.length[chosen]
-        return Captions(self.words[expand(self.first[chosen], length)[1]], np.cumsum(length) - length, length)
+        return CaptionArrays(self.words[expand(self.first[chosen], length)[1]], np.cumsum(length) - length, length)
 
     def words_of(self, caption: int) -> list[int]:
         words: list[int] = self.words[self.first[caption] : self.first[caption] + self.length[caption]].tolist()
@@ -85,7 +85,7 @@ class _Phrases:
 
 
 def expand(first: Ints, count: Ints) -> tuple[Ints, Ints]:
-    """Ranges first[n] … first[n] + count[n] - 1 one after another: for each element its n, and the element."""
+    """Concatenate the ranges first[n] … first[n] + count[n] - 1: for each element its n, and the element."""
     owner = np.repeat(np.arange(len(count)), count)
     return owner, np.arange(len(owner)) + (first - (np.cumsum(count) - count))[owner]
 
@@ -99,7 +99,9 @@ def _join(left: Ints, right: Ints) -> tuple[Ints, Ints]:
     return owner, order[place]
 
 
-def find_all_matches(lexicon: Lexicon, candidates: Captions, references: Captions, candidate_of: Ints) -> Matches:
+def find_all_matches(
+    lexicon: Lexicon, candidates: CaptionArrays, references: CaptionArrays, candidate_of: Ints
+) -> Matches:
     """The matches of every reference with its candidate `candidate_of[reference]`."""
     arrays = lexicon.arrays()
     vocabulary, words = _own_vocabulary(references.words, len(lexicon))
@@ -132,7 +134,7 @@ def find_all_matches(lexicon: Lexicon, candidates: Captions, references: Caption
     )
     pair, start, length, candidate_start, candidate_length, kind_of, place_of = np.concatenate(found, axis=1)
     keep = (kind_of == 0) | ~_equal(references, candidates, candidate_of)[pair]
-    # The order of trying: by word of the reference and kind; within a kind of paraphrase by the phrase it starts from.
+    # Search order: by word of the reference and kind; within a kind of paraphrase by the phrase it starts from.
     within = np.where(
         kind_of == _FROM_REFERENCE,
         length << 29 | place_of << 6 | candidate_start,
@@ -159,7 +161,7 @@ def _own_vocabulary(words: Ints, size: int) -> tuple[Ints, Ints]:
     return vocabulary, place[words]
 
 
-def _find_phrases(lexicon: Lexicon, arrays: WordArrays, captions: Captions, words: Ints) -> _Phrases:
+def _find_phrases(lexicon: Lexicon, arrays: WordArrays, captions: CaptionArrays, words: Ints) -> _Phrases:
     caption = captions.caption_of_words()
     left = (captions.first + captions.length)[caption] - np.arange(len(caption))  # words from here to the end
     word_hashes, word_powers = arrays.hashes[captions.words], arrays.powers[captions.words]
@@ -202,7 +204,7 @@ def _related_words(arrays: WordArrays, vocabulary: Ints, candidate_vocabulary: I
 
 
 class _Places:
-    """Where in a list a phrase is, for phrases of the whole table: nothing of that size is filled or searched."""
+    """Position of each phrase in a list, as a lookup over the whole table that is not initialised."""
 
     def __init__(self, lexicon: Lexicon, numbers: Ints) -> None:
         self.has = np.zeros(len(lexicon.data.hashes), dtype=bool)
@@ -237,7 +239,7 @@ def _phrase_matches(
     lexicon: Lexicon, phrases: _Phrases, candidate_phrases: _Phrases, candidate_of: Ints, pairs: Ints, kind: int
 ) -> Ints:
     """Rows of matches [7, matches]. A row of `pairs`: phrase of a reference, of a candidate, place in the table."""
-    # Only phrases that are in some pair are looked at any more.
+    # Keep only phrases that are in some pair.
     pairs = pairs[np.argsort(pairs[:, 1], kind="stable")]
     numbers, of_pair = np.unique(pairs[:, 0], return_inverse=True)
     candidate_numbers, first, count = np.unique(pairs[:, 1], return_index=True, return_counts=True)
@@ -245,7 +247,7 @@ def _phrase_matches(
     phrases = phrases[np.flatnonzero(places.has[phrases.number])]
     candidate_phrases = candidate_phrases[np.flatnonzero(candidate_places.has[candidate_phrases.number])]
 
-    # A paraphrase must be in a reference of the same image. One look at a flag, which others may share, rules out most.
+    # A paraphrase must be in a reference of the same image. A hashed flag rules out most.
     key = candidate_of[phrases.caption] * len(numbers) + places.of(phrases.number)
     flags = np.zeros(_FLAGS, dtype=bool)
     flags[key % _FLAGS] = True
@@ -264,22 +266,22 @@ def _word_matches(
     table: NDArray[np.uint8],
     word_pairs: Ints,
     places: Ints,
-    references: Captions,
+    references: CaptionArrays,
     words: Ints,
-    candidates: Captions,
+    candidates: CaptionArrays,
     candidate_words: Ints,
     candidate_of: Ints,
 ) -> Ints:
     """Rows of matches [7, matches] of single words, by the table of related words.
 
-    For paraphrases, `word_pairs` and `places` say where in the paraphrase table a pair of words is.
+    For paraphrases, `word_pairs` and `places` give the position of a pair of words in the paraphrase table.
     """
     order = np.argsort(word_pairs)
     word_pairs, places = word_pairs[order], places[order]
     pair = references.caption_of_words()
     candidate = candidate_of[pair]
     count = candidates.length[candidate]
-    # Every word of a reference beside every word of its candidate: by far the largest arrays here, so 32 bits.
+    # Every word of a reference with every word of its candidate: the largest arrays here, so 32 bits.
     base = (candidates.first[candidate] - (np.cumsum(count) - count)).astype(np.int32)
     total = int(count.sum())
     column = candidate_words.astype(np.int32)[np.arange(total, dtype=np.int32) + np.repeat(base, count)]
@@ -302,8 +304,8 @@ def _word_matches(
     return np.concatenate(rows, axis=1)
 
 
-def _equal(references: Captions, candidates: Captions, candidate_of: Ints) -> NDArray[np.bool_]:
-    """Whether each reference has the words of its candidate, in their order."""
+def _equal(references: CaptionArrays, candidates: CaptionArrays, candidate_of: Ints) -> NDArray[np.bool_]:
+    """Whether each reference equals its candidate."""
     same_length: NDArray[np.bool_] = references.length == candidates.length[candidate_of]
     checked = np.flatnonzero(same_length)
     owner, place = expand(references.first[checked], references.length[checked])

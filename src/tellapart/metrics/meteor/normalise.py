@@ -1,8 +1,8 @@
-"""METEOR's own word splitting (`-norm`), which it does once more on tokens that have been split before.
+"""METEOR's own tokenisation (`-norm`), applied to captions that are already tokenised.
 
-Idea: spell quotation marks alike, set signs apart from words, leave the full stop of an abbreviation alone, lower
-case last. On Penn Treebank tokens little is left to do, but that little counts: "t-shirt" becomes two words, "n't"
-becomes "n" and "'t", "u.s." becomes "us".
+Unify quotation marks, separate punctuation from words, keep the full stop of abbreviations, lower case. On Penn
+Treebank tokens this changes little, but it matters: "t-shirt" becomes two words, "n't" becomes "n" and "'t", "u.s."
+becomes "us".
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 
 _LETTER = "A-Za-zÀ-ÖØ-öø-ž\u0400-\u0527\u1d00-\u1d7f\ua640-\ua66e\ua67e-\ua697"
-# Applied in this order. A match uses up the signs on both sides, so "a-b-c" is split once only: as METEOR does it.
+# Applied in this order. A match consumes the characters on both sides, so "a-b-c" is split only once, as in METEOR.
 _STEPS = tuple(
     (re.compile(pattern, re.ASCII), replacement)
     for pattern, replacement in (
@@ -41,13 +41,13 @@ _BLANKS = re.compile("[ \t\n\r\f]+")
 def normalise(text: str, abbreviations: Mapping[str, bool]) -> list[str]:
     """The words that METEOR compares.
 
-    `abbreviations` keep their full stop: each is mapped to whether it does so before numbers only.
+    `abbreviations` keep their full stop; the value says whether only before numbers.
 
     >>> normalise("the dog's t-shirt isn't from the u.s.", {})
     ['the', 'dog', "'s", 't', 'shirt', 'isn', "'t", 'from', 'the', 'us']
     """
     if text.isascii() and text.islower() and text.replace(" ", "").isalnum():
-        return text.split()  # nothing but plain words, as in most captions
+        return text.split()  # only plain words, as in most captions
     text = f" {text} "
     for pattern, replacement in _STEPS:
         text = pattern.sub(replacement, text)
@@ -59,7 +59,7 @@ def normalise(text: str, abbreviations: Mapping[str, bool]) -> list[str]:
 
 
 def _without_full_stop(word: str, following: str, abbreviations: Mapping[str, bool]) -> list[str]:
-    """What becomes of a word that ends in a full stop."""
+    """Split a word that ends in a full stop."""
     stem = word[:-1]
     if "." in stem and _HAS_LETTER(stem):
         return [word.replace(".", "")]

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from tellapart.metrics.meteor.beam import align_all
 from tellapart.metrics.meteor.definition import align, find_matches
 from tellapart.metrics.meteor.lexicon import Lexicon, open_lexicon
-from tellapart.metrics.meteor.matches import LONGEST_CAPTION, Captions, Ints, find_all_matches
+from tellapart.metrics.meteor.matches import LONGEST_CAPTION, CaptionArrays, Ints, find_all_matches
 
 ALPHA, BETA, GAMMA, DELTA = 0.85, 0.20, 0.60, 0.75
 MODULE_WEIGHTS = (1.0, 0.6, 0.8, 0.6)
-# So many that memory stays moderate; the table of words has a byte for each pair of different words.
+# These bound memory; the table of words has a byte for each pair of different words.
 _REFERENCES_AT_ONCE = 40_000
 _WORD_PAIRS_AT_ONCE = 1 << 27
 
@@ -25,7 +25,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class MeteorScores:
-    """METEOR: `per_image` has shape [images], `corpus` comes from the summed counts and is not its mean."""
+    """METEOR: `per_image` has shape [images]; `corpus` comes from the summed counts and is not the mean."""
 
     corpus: float
     per_image: Floats
@@ -33,7 +33,7 @@ class MeteorScores:
 
 @dataclass(frozen=True)
 class _Counts:
-    """What a score is made of, for each pair of captions.
+    """The counts behind a score, for each pair of captions.
 
     length, function_words: [pairs, 2], of candidate and reference
     matched:                [pairs, 2, 4 modules, 2], words matched: content words, function words
@@ -49,19 +49,19 @@ class _Counts:
 
 
 def meteor_scores(references: Sequence[Sequence[str]], candidates: Sequence[str]) -> MeteorScores:
-    """METEOR of one candidate per image; the reference that it agrees with best counts.
+    """METEOR of one candidate per image, with the reference that gives the highest score.
 
-    Idea: align the words of candidate and reference, equal ones first, then by stem, synonym (WordNet) and paraphrase.
-    Content words weigh δ = .75, function words 1 - δ; equal words weigh 1, stems .6, synonyms .8, paraphrases .6. A
-    harmonic mean leans towards recall, and an alignment in many chunks (runs contiguous in both) costs:
+    The words of candidate and reference are aligned: equal ones first, then by stem, synonym (WordNet) and paraphrase.
+    Content words weigh δ = .75, function words 1 - δ; equal words weigh 1, stems .6, synonyms .8, paraphrases .6. The
+    harmonic mean favours recall, and an alignment in many chunks (runs contiguous in both) is penalised:
 
         P, R  = weight of the matched words / weight of all words, of the candidate and of the reference
         F     = P·R / (α·P + (1 - α)·R),                     α = .85
-        score = (1 - γ·(chunks / matched words)^β)·F,        β = .20, γ = .60; one perfect chunk costs nothing
+        score = (1 - γ·(chunks / matched words)^β)·F,        β = .20, γ = .60; no penalty for one perfect chunk
 
-    Both come as tokens joined by blanks, Penn Treebank tokens without punctuation for the tool's figures, and
+    Captions are tokens joined by spaces (Penn Treebank tokens without punctuation, to equal the COCO tool);
     `references[i]` belongs to `candidates[i]`. An empty candidate scores 0. Needs the extra `metrics`, whose word data
-    are made compact at the first call of all (see `data.py`).
+    are converted at the first call (see `data.py`).
 
     Example:
         >>> from tellapart.metrics.meteor import meteor_scores  # doctest: +SKIP
@@ -75,7 +75,7 @@ def meteor_scores(references: Sequence[Sequence[str]], candidates: Sequence[str]
     if len(references) != len(candidates) or not all(references):
         raise ValueError("every candidate needs a list of at least one reference")
     lexicon = open_lexicon()
-    # The tool drops its own separator from a candidate; in a reference it begins another one.
+    # The tool removes its separator from a candidate; in a reference it starts another one.
     groups = [[part for text in texts for part in text.split("|||")] for texts in references]
     texts = [text.replace("|||", "") for text in candidates]
     portions = _portions([len(group) for group in groups])
@@ -85,7 +85,7 @@ def meteor_scores(references: Sequence[Sequence[str]], candidates: Sequence[str]
 
 
 def _portions(sizes: Sequence[int]) -> Iterable[slice]:
-    """Images in portions of so many references; one portion at least."""
+    """Portions of images with a bounded number of references; at least one portion."""
     begin, total = 0, 0
     for image, size in enumerate(sizes):
         if total + size > _REFERENCES_AT_ONCE and image > begin:
@@ -96,10 +96,10 @@ def _portions(sizes: Sequence[int]) -> Iterable[slice]:
 
 
 def _best_counts(lexicon: Lexicon, references: Sequence[Sequence[str]], candidates: Sequence[str]) -> _Counts:
-    """The counts of each candidate with the first of the references that give it its highest score."""
+    """The counts of each candidate with its highest-scoring reference (the first of equals)."""
     image = np.repeat(np.arange(len(candidates)), [len(texts) for texts in references])
-    one = Captions.of(lexicon.words_of(list(chain.from_iterable(references))))
-    other = Captions.of(lexicon.words_of(candidates))
+    one = CaptionArrays.of(lexicon.words_of(list(chain.from_iterable(references))))
+    other = CaptionArrays.of(lexicon.words_of(candidates))
     if one.different_words() * other.different_words() > _WORD_PAIRS_AT_ONCE and len(candidates) > 1:
         half = len(candidates) // 2
         parts = slice(half), slice(half, None)
@@ -113,7 +113,7 @@ def _joined(parts: Sequence[_Counts]) -> _Counts:
     return _Counts(*(np.concatenate([getattr(part, name) for part in parts]) for name in _Counts.__annotations__))
 
 
-def _count(lexicon: Lexicon, references: Captions, candidates: Captions, image: Ints) -> _Counts:
+def _count(lexicon: Lexicon, references: CaptionArrays, candidates: CaptionArrays, image: Ints) -> _Counts:
     """The counts of every reference with the candidate of its image."""
     chunks, matches = _align(lexicon, references, candidates, image)
     sides = (
@@ -128,7 +128,7 @@ def _count(lexicon: Lexicon, references: Captions, candidates: Captions, image: 
     )
 
 
-def _align(lexicon: Lexicon, references: Captions, candidates: Captions, image: Ints) -> tuple[Ints, Ints]:
+def _align(lexicon: Lexicon, references: CaptionArrays, candidates: CaptionArrays, image: Ints) -> tuple[Ints, Ints]:
     """Chunks [pairs], and the aligned matches [matches, 6]: their pair, then the fields of `definition.Match`."""
     long = (references.length > LONGEST_CAPTION) | (candidates.length > LONGEST_CAPTION)[image]
     done = np.flatnonzero(~long)
@@ -151,7 +151,7 @@ def _align(lexicon: Lexicon, references: Captions, candidates: Captions, image: 
     return chunks, np.concatenate([rows, np.array(others, dtype=np.int64).reshape(-1, rows.shape[1])])
 
 
-def _count_side(lexicon: Lexicon, captions: Captions, caption_of: Ints, spans: Ints) -> tuple[Floats, Floats]:
+def _count_side(lexicon: Lexicon, captions: CaptionArrays, caption_of: Ints, spans: Ints) -> tuple[Floats, Floats]:
     """Function words [pairs], and matched words [pairs, modules, 2], by spans: pair, start, length, module."""
     before = np.concatenate([[0], np.cumsum(lexicon.arrays().is_function_word[captions.words])])
     pair, start, length, module = spans.T

@@ -1,8 +1,7 @@
 """The Snowball stemmer for English ("Porter 2"), after its published definition (Porter, 2001).
 
-Idea: endings are taken off in steps, but only within the part of a word that follows its first vowel and consonant
-(region 1), or the part of that which does so again (region 2), so that short words keep what carries their meaning.
-METEOR holds two words with one stem for the same word; weights and matches hang on it, so it is written out here.
+Endings are removed in steps, but only within the part of a word after its first vowel and consonant (region 1), or
+within the part of region 1 after its first vowel and consonant (region 2). METEOR matches words with equal stems.
 """
 
 from __future__ import annotations
