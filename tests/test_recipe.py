@@ -292,7 +292,7 @@ def test_frozen_words_need_a_file(write: Write) -> None:
         retriever={"name": "ranking", "freeze_words": True},
         objective={"name": "ranking-hinge"},
     )
-    assert mistakes(path)[0].startswith("retriever: freeze_words keeps the vectors of word_vectors; name that file")
+    assert mistakes(path)[0].startswith("retriever: freeze_words needs word_vectors; set word_vectors")
 
 
 def test_a_missing_key(write: Write) -> None:

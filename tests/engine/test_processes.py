@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from tellapart.run import open_run
 
 from support.workers import environment, run_worker
 from tellapart.captioners.base import load_captioner
 from tellapart.engine.checkpoint import checkpoint_path, load_trainer_state
+from tellapart.run import open_run
 from tellapart.training import train
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "scenes" / "adaptive-mle.yaml"

@@ -182,5 +182,5 @@ def test_pieces_of_words_cannot_be_read(reader: WordRetriever) -> None:
     class Pieces(Vocabulary):
         pass
 
-    with pytest.raises(RecipeError, match="reads whole words, and this captioner says pieces"):
+    with pytest.raises(RecipeError, match="reads whole words, and this captioner writes pieces"):
         reader.bind(Pieces(WORDS))
