@@ -73,7 +73,7 @@ def test_some_recipes_are_shipped() -> None:
     [
         ({"contrastive": {"negatvies": 3}}, "objective.parts: contrastive.negatvies: .* did you mean 'negatives'"),
         ({"contrastive": {"nu": float("inf")}}, "objective.parts: contrastive.nu: Input should be a finite number"),
-        ({"likelihood": {"weight": float("nan")}}, "objective.parts: likelihood.weight is no number: nan"),
+        ({"likelihood": {"weight": float("nan")}}, "objective.parts: likelihood.weight is not a number: nan"),
         ({"likelihod": {}}, "objective.parts: there is no objective 'likelihod'; did you mean 'likelihood'"),
     ],
 )
@@ -233,7 +233,7 @@ def test_one_mistake(write: Write, override: str, told: str) -> None:
 
 def test_mistakes_across_settings_of_an_objective(write: Write) -> None:
     path = write(objective={"name": "contrastive", "positive": False, "negative": False})
-    assert mistakes(path) == ["objective: keep the positive term, the negative term, or both"]
+    assert mistakes(path) == ["objective: set positive, negative, or both to true"]
 
 
 @pytest.mark.parametrize("key", ["name", "data", "objective", "training"])

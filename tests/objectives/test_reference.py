@@ -21,7 +21,7 @@ from tellapart.objectives.composed import Composed, ComposedSettings
 from tellapart.objectives.contrastive import Contrastive, ContrastiveSettings, contrastive_loss
 from tellapart.objectives.difference import Difference, DifferenceSettings
 from tellapart.objectives.pairwise import Pairwise, PairwiseSettings
-from tellapart.objectives.reference import EDGES, Scores, comparable, log_ratio_figures
+from tellapart.objectives.reference import EDGES, PairLogProbs, comparable, log_ratio_figures
 from tellapart.text import END, Vocabulary
 
 Make = Callable[..., Any]
@@ -217,7 +217,7 @@ def test_figures_equal_a_naive_loop(nu: float) -> None:
     given = [-20 + 6 * torch.randn(shape, generator=generator) for shape in shapes]
     kept = torch.rand(9, 4, generator=generator) < 0.7
     kept[:, 0] = True
-    figures = log_ratio_figures(Scores(*given, kept), nu)
+    figures = log_ratio_figures(PairLogProbs(*given, kept), nu)
 
     positive = [float(given[0][t] - given[1][t]) for t in range(9)]
     negative = [[float(given[2][t, k] - given[3][t, k]) for k in range(4) if kept[t, k]] for t in range(9)]
