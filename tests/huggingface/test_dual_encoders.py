@@ -193,7 +193,7 @@ def test_mistakes_are_told(folder: Path, kind: str, tmp_path: Path) -> None:
 def test_clip_without_its_class_token(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "clip", "clip")
     without = open_encoder(f"clip:{folder}").identity
-    with pytest.raises(RecipeError, match=r"'clip:.*' does not give all tokens .* set data.encoder=clip-tokens:"):
+    with pytest.raises(RecipeError, match=r"hf-clip needs .*, not 'clip:.*'; set data.encoder=clip-tokens:"):
         make_retriever(folder, "clip", without)
 
 
