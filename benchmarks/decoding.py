@@ -38,7 +38,7 @@ class Decoder(Transformer):
     """The Transformer without its image encoder: features are what that would give."""
 
     def encode(self, features: torch.Tensor) -> TransformerMemory:
-        return TransformerMemory([layer.remember([features]) for layer in self._layers()], len(features))
+        return TransformerMemory([layer.image_keys_and_values([features]) for layer in self._layers()], len(features))
 
 
 def make_captioner(words: int) -> Decoder:

@@ -508,7 +508,7 @@ def test_models_that_do_not_fit(folders: dict[str, Path], tmp_path: Path) -> Non
     identity = open_tower(folders["git"], "git").identity
     with pytest.raises(RecipeError, match=rf"needs the encoder 'blip:', .* set data\.encoder=blip:{folders['blip']}"):
         make("hf-blip", folders["blip"], identity)
-    with pytest.raises(RecipeError, match=r"of type 'blip', no git; did you mean captioner\.name: hf-blip\?"):
+    with pytest.raises(RecipeError, match=r"of type 'blip', not git; did you mean captioner\.name: hf-blip\?"):
         make("hf-git", folders["blip"], identity)
     other = make_folder(tmp_path / "other", "git", seed=1)
     with pytest.raises(RecipeError, match=rf"is not the vision tower of .* set data\.encoder=git:{other}"):

@@ -77,7 +77,7 @@ def test_half_precision_of_the_store_is_enough(folder: Path, kind: str, pixels: 
     torch.testing.assert_close(retriever.embed_images(stored), retriever.embed_images(features), atol=2e-3, rtol=0)
 
 
-def test_neither_company_nor_order_changes_an_embedding(folder: Path, kind: str) -> None:
+def test_embeddings_are_independent_of_batch_and_order(folder: Path, kind: str) -> None:
     retriever = make_retriever(folder, kind)
     together = retriever.embed_texts(CAPTIONS)
     for row, caption in enumerate(CAPTIONS):
@@ -158,7 +158,7 @@ def test_another_model_in_the_same_folder_is_another_run(folder: Path, kind: str
     assert not torch.equal(first.retriever.project_text.weight, second.retriever.project_text.weight)
 
 
-def test_it_is_measured_as_it_comes(folder: Path, kind: str, tmp_path: Path) -> None:
+def test_it_is_evaluated_without_training(folder: Path, kind: str, tmp_path: Path) -> None:
     """No step at all: the run's model is the one that came."""
     untrained = recipe(folder, kind, tmp_path, steps=0, keep="best", monitor="R@sum", monitor_best="highest")
     run = run_recipe(untrained, tmp_path / "runs")
@@ -175,7 +175,7 @@ def test_it_is_measured_as_it_comes(folder: Path, kind: str, tmp_path: Path) -> 
         assert {name: found[name] for name in expected} == expected
 
 
-def test_mistakes_are_told(folder: Path, kind: str, tmp_path: Path) -> None:
+def test_mistakes_are_reported(folder: Path, kind: str, tmp_path: Path) -> None:
     other = next(one for one in KINDS if one != kind)
     elsewhere = encoder_of(make_folder(tmp_path / "other", other), other).identity
     title, tower = {"clip": "CLIP", "siglip": "SigLIP"}[kind], KINDS[kind][1]
@@ -197,7 +197,7 @@ def test_clip_without_its_class_token(tmp_path: Path) -> None:
         make_retriever(folder, "clip", without)
 
 
-def test_missing_weights_are_told(kind: str, tmp_path: Path) -> None:
+def test_missing_weights_are_reported(kind: str, tmp_path: Path) -> None:
     broken = make_folder(tmp_path / "broken", kind)
     identity = encoder_of(broken, kind).identity
     weights = load_file(broken / "model.safetensors")

@@ -248,7 +248,7 @@ def test_an_epoch_clusters_every_pair_of_the_split() -> None:
     assert seen == [captions, captions]
 
 
-def test_mistakes_are_told() -> None:
+def test_mistakes_are_reported() -> None:
     with pytest.raises(RecipeError, match=r"objective.prototypes: the coder retriever has no concept branch"):
         objective(concepts=0, prototypes=3)
     with pytest.raises(RecipeError, match=r"objective.diversity_of_bank: .* set bank and diversity_of_batch too"):

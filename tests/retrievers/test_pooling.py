@@ -114,7 +114,7 @@ def test_mean_and_maximum_equal_the_naive_loop(pool: Pool, naive: Callable[..., 
 
 
 @pytest.mark.parametrize("kind", range(3))
-def test_padding_order_and_company_never_change_a_value(kind: int) -> None:
+def test_values_are_independent_of_padding_order_and_batch(kind: int) -> None:
     pool = pools()[kind]
     items, mask = ragged()
     whole = pool(items, mask)

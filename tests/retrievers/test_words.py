@@ -49,7 +49,7 @@ def test_frozen_words_stay_and_unknown_ones_are_zero(tmp_path: Path) -> None:
     assert [token for token, known_ in zip(model.vocabulary.tokens, known, strict=True) if known_] == ["a", "tree"]
 
 
-def test_the_head_of_a_word2vec_file_is_passed_over(tmp_path: Path) -> None:
+def test_the_first_line_of_a_word2vec_file_is_skipped(tmp_path: Path) -> None:
     (tmp_path / "w.txt").write_text("2 3\na 1 2 3\ntree 4 5 6 \n", encoding="utf-8")
     assert set(read_word_vectors(tmp_path / "w.txt", {"a", "tree"}, 3)) == {"a", "tree"}
 

@@ -140,10 +140,10 @@ class EncoderLayer(nn.Module):
         self.around_think = SubLayer(settings)
 
     def forward(self, regions: torch.Tensor) -> torch.Tensor:
-        seen = self.around_attention.before(regions)
-        regions = self.around_attention.after(regions, self.attention(seen, self.attention.keys_and_values(seen)))
-        thought: torch.Tensor = self.around_think.after(regions, self.think(self.around_think.before(regions)))
-        return thought
+        normal = self.around_attention.before(regions)
+        regions = self.around_attention.after(regions, self.attention(normal, self.attention.keys_and_values(normal)))
+        output: torch.Tensor = self.around_think.after(regions, self.think(self.around_think.before(regions)))
+        return output
 
 
 class DecoderLayer(nn.Module):
@@ -158,11 +158,11 @@ class DecoderLayer(nn.Module):
         self.think = feed_forward(settings)
         self.around_think = SubLayer(settings)
 
-    def remember(self, layers: Sequence[torch.Tensor]) -> list[KeysAndValues]:
+    def image_keys_and_values(self, layers: Sequence[torch.Tensor]) -> list[KeysAndValues]:
         """Keys and values of the image, from the last encoder layer; computed once for all its captions."""
         return [self.look.keys_and_values(layers[-1])]
 
-    def see(self, words: torch.Tensor, image: Sequence[KeysAndValues], grouping: Grouping) -> torch.Tensor:
+    def attend_to_image(self, words: torch.Tensor, image: Sequence[KeysAndValues], grouping: Grouping) -> torch.Tensor:
         """Attention from words to the image, `[rows, n, width]`."""
         return grouping.ungroup(self.look(grouping.group(words), image[0]))
 
@@ -179,7 +179,7 @@ class DecoderLayer(nn.Module):
         if past is not None:
             now = (torch.cat([past[0], now[0]], dim=2), torch.cat([past[1], now[1]], dim=2))
         words = self.around_attention.after(words, self.attention(normal, now, causal=past is None))
-        words = self.around_look.after(words, self.see(self.around_look.before(words), image, grouping))
+        words = self.around_look.after(words, self.attend_to_image(self.around_look.before(words), image, grouping))
         words = self.around_think.after(words, self.think(self.around_think.before(words)))
         return words, now
 
@@ -197,10 +197,10 @@ class MeshedDecoderLayer(DecoderLayer):
         super().__init__(settings)
         self.gates = nn.ModuleList(nn.Linear(2 * settings.width, settings.width) for _ in range(settings.layers))
 
-    def remember(self, layers: Sequence[torch.Tensor]) -> list[KeysAndValues]:
+    def image_keys_and_values(self, layers: Sequence[torch.Tensor]) -> list[KeysAndValues]:
         return [self.look.keys_and_values(layer) for layer in layers]
 
-    def see(self, words: torch.Tensor, image: Sequence[KeysAndValues], grouping: Grouping) -> torch.Tensor:
+    def attend_to_image(self, words: torch.Tensor, image: Sequence[KeysAndValues], grouping: Grouping) -> torch.Tensor:
         grouped = grouping.group(words)
         found = [grouping.ungroup(self.look(grouped, one)) for one in image]
         gated = [
@@ -288,7 +288,7 @@ class Transformer(Captioner):
             regions = layer(regions)
             outputs.append(regions)
         outputs = [self.last_of_encoder(output) for output in outputs]
-        layers = [layer.remember(outputs) for layer in self._layers()]
+        layers = [layer.image_keys_and_values(outputs) for layer in self._layers()]
         return TransformerMemory(layers, len(features))
 
     def _layers(self) -> list[DecoderLayer]:

@@ -149,8 +149,8 @@ def drop_regions(mask: torch.Tensor, share: float = 0.2, generator: torch.Genera
     # If all would be dropped, keep the one with the highest random number.
     saved = torch.zeros_like(mask)
     if mask.numel():
-        luckiest = chance.masked_fill(~mask, -1.0).argmax(dim=1, keepdim=True)
-        saved.scatter_(1, luckiest, ~kept.any(dim=1, keepdim=True))
+        highest = chance.masked_fill(~mask, -1.0).argmax(dim=1, keepdim=True)
+        saved.scatter_(1, highest, ~kept.any(dim=1, keepdim=True))
     return kept | (saved & mask)
 
 
