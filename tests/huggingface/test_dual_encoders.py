@@ -179,7 +179,7 @@ def test_mistakes_are_reported(folder: Path, kind: str, tmp_path: Path) -> None:
     other = next(one for one in KINDS if one != kind)
     elsewhere = encoder_of(make_folder(tmp_path / "other", other), other).identity
     title, tower = {"clip": "CLIP", "siglip": "SigLIP"}[kind], KINDS[kind][1]
-    with pytest.raises(RecipeError, match=rf"'{KINDS[other][1]}:.*' does not .* {title} .* set data.encoder={tower}:"):
+    with pytest.raises(RecipeError, match=rf"hf-{kind} needs .* not '{KINDS[other][1]}:.*'; set data.encoder={tower}:"):
         make_retriever(folder, kind, elsewhere)
     alone = encoder_of(make_folder(tmp_path / "tower", kind, whole=False), kind).identity
     with pytest.raises(

@@ -11,6 +11,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -121,7 +122,9 @@ class Captioner(Model):
         return scores if per_token else scores.sum(dim=1)
 
 
-load_captioner = Captioner.from_pretrained
+def load_captioner(folder: str | Path, overrides: dict[str, Any] | None = None) -> Captioner:
+    """Load a captioner from a model folder, a checkpoint or a run folder; see `Model.from_pretrained`."""
+    return Captioner.from_pretrained(folder, overrides)
 
 
 def words_before(tokens: torch.Tensor) -> torch.Tensor:

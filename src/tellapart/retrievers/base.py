@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, TypeAlias
+from pathlib import Path
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from torch.nn import functional
@@ -95,7 +96,9 @@ class Retriever(Model):
         return inner_products(self.index_vectors(images), self.index_vectors(texts))
 
 
-load_retriever = Retriever.from_pretrained
+def load_retriever(folder: str | Path, overrides: dict[str, Any] | None = None) -> Retriever:
+    """Load a retriever from a model folder, a checkpoint or a run folder; see `Model.from_pretrained`."""
+    return Retriever.from_pretrained(folder, overrides)
 
 
 def inner_products(rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
