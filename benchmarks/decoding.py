@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from tellapart.captioners.transformer import Memory, Transformer, TransformerSettings
+from tellapart.captioners.transformer import Transformer, TransformerMemory, TransformerSettings
 from tellapart.decoding.search import n_best
 from tellapart.decoding.settings import DecodingSettings
 from tellapart.encoders.base import EncoderIdentity
@@ -37,8 +37,8 @@ POSITIONS = (5, 10, 20, 40)
 class Decoder(Transformer):
     """The Transformer without its image encoder: features are what that would give."""
 
-    def encode(self, features: torch.Tensor) -> Memory:
-        return Memory([layer.remember([features]) for layer in self._layers()], len(features))
+    def encode(self, features: torch.Tensor) -> TransformerMemory:
+        return TransformerMemory([layer.image_keys_and_values([features]) for layer in self._layers()], len(features))
 
 
 def make_captioner(words: int) -> Decoder:

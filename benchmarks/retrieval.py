@@ -41,10 +41,9 @@ from tellapart.engine.schedule import make_optimiser
 from tellapart.engine.settings import TrainingSettings
 from tellapart.evaluation.vector_ranks import vector_ranks
 from tellapart.objectives.base import Progress, Roles
-from tellapart.objectives.coder import Coder, CoderSettings
+from tellapart.objectives.coder import CoderObjective, CoderObjectiveSettings
 from tellapart.retrievers.base import inner_products
-from tellapart.retrievers.coder import Coder as CoderRetriever
-from tellapart.retrievers.coder import CoderSettings as RetrieverSettings
+from tellapart.retrievers.coder import Coder, CoderSettings
 from tellapart.text import Vocabulary
 
 CAPTIONS = 5
@@ -114,11 +113,11 @@ def ranking(rounds: int, images: int, widths: tuple[int, ...]) -> None:
         )
 
 
-def stepper(settings: CoderSettings, source: BatchSource) -> Callable[[], None]:
-    """A function that trains one step on batches drawn before."""
+def stepper(settings: CoderObjectiveSettings, source: BatchSource) -> Callable[[], None]:
+    """A function that trains one step; batches are drawn before."""
     torch.manual_seed(0)
-    target = CoderRetriever(RetrieverSettings(), Vocabulary(WORDS), IDENTITY)
-    objective = Coder(settings, Roles(target)).train()
+    target = Coder(CoderSettings(), Vocabulary(WORDS), IDENTITY)
+    objective = CoderObjective(settings, Roles(target)).train()
     training = TrainingSettings(steps=100, optimiser="adam", learning_rate=5e-4)
     optimiser = make_optimiser(training, [weight for weight in objective.parameters() if weight.requires_grad])
     batches = [source.at(step) for step in range(4)]
@@ -143,8 +142,8 @@ def steps(rounds: int) -> None:
     source = BatchSource(dataset, store, "train", 128, 1, 0, seed=0)
     print("a step of DCL with banks of 4096 relative to one without, 128 pairs (should be at most 1.6)")
     calls: dict[str, Callable[[], object]] = {
-        "without": stepper(CoderSettings(), source),
-        "with banks": stepper(CoderSettings(bank=4096, diversity_of_bank=True), source),
+        "without": stepper(CoderObjectiveSettings(), source),
+        "with banks": stepper(CoderObjectiveSettings(bank=4096, diversity_of_bank=True), source),
     }
     seconds = alternate(calls, rounds)
     print(f"  without {seconds['without']:.3f} s, with banks {seconds['with banks']:.3f} s CPU: ", end="")

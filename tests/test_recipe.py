@@ -75,7 +75,7 @@ def test_some_recipes_are_shipped() -> None:
     [
         ({"contrastive": {"negatvies": 3}}, "objective.parts: contrastive.negatvies: .* did you mean 'negatives'"),
         ({"contrastive": {"nu": float("inf")}}, "objective.parts: contrastive.nu: Input should be a finite number"),
-        ({"likelihood": {"weight": float("nan")}}, "objective.parts: likelihood.weight is no number: nan"),
+        ({"likelihood": {"weight": float("nan")}}, "objective.parts: likelihood.weight is not a number: nan"),
         ({"likelihod": {}}, "objective.parts: there is no objective 'likelihod'; did you mean 'likelihood'"),
     ],
 )
@@ -294,7 +294,7 @@ def test_one_mistake(write: Write, override: str, told: str) -> None:
 
 def test_mistakes_across_settings_of_an_objective(write: Write) -> None:
     path = write(objective={"name": "contrastive", "positive": False, "negative": False})
-    assert mistakes(path) == ["objective: keep the positive term, the negative term, or both"]
+    assert mistakes(path) == ["objective: set positive, negative, or both to true"]
 
 
 @pytest.mark.parametrize("key", ["name", "data", "objective", "training"])
@@ -353,7 +353,7 @@ def test_frozen_words_need_a_file(write: Write) -> None:
         retriever={"name": "ranking", "freeze_words": True},
         objective={"name": "ranking-hinge"},
     )
-    assert mistakes(path)[0].startswith("retriever: freeze_words keeps the vectors of word_vectors; name that file")
+    assert mistakes(path)[0].startswith("retriever: freeze_words needs word_vectors; set word_vectors")
 
 
 def test_a_missing_key(write: Write) -> None:

@@ -199,9 +199,9 @@ def test_saving_replaces_a_model_and_nothing_else(run: Run, tmp_path: Path) -> N
     captioner.save_pretrained(tmp_path / "model")
     captioner.save_pretrained(tmp_path / "model")
     (tmp_path / "model" / "notes.txt").write_text("mine")
-    with pytest.raises(RunError, match=r"holds something else than a model \(notes\.txt\)"):
+    with pytest.raises(RunError, match=r"is not a model folder \(it holds notes\.txt\)"):
         captioner.save_pretrained(tmp_path / "model")
-    with pytest.raises(RunError, match="something else"):
+    with pytest.raises(RunError, match="is not a model folder"):
         captioner.save_pretrained(model_folder(run.folder))
 
 

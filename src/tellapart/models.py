@@ -1,10 +1,10 @@
-"""What captioners and retrievers share: how a model is made, saved in a folder of its own and loaded again.
+"""Base of captioners and retrievers: how a model is made, saved to a model folder and loaded again.
 
-A model folder holds `model.safetensors`, `model.json` (what to build), `vocabulary.json` and a card, `README.md`. The
-section `captioner` or `retriever` of `model.json` says which kind of model it is. Models from Hugging Face keep their
-configuration, tokenizer and vision tower in a folder `huggingface` beside them.
+A model folder holds `model.safetensors`, `model.json` (what to build), `vocabulary.json` and a model card, `README.md`.
+The key `captioner` or `retriever` of `model.json` says which kind of model it is. Models from Hugging Face keep their
+configuration, tokenizer and vision tower in a subfolder `huggingface`.
 
-A model folder alone captions a photograph, or ranks photographs. Loading one never unpickles anything.
+A model folder needs no other file to caption or rank images. Loading one never unpickles anything.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from abc import ABC
 from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
 from pydantic import BaseModel, ValidationError
@@ -33,15 +33,15 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 FILES = {"model.safetensors", "model.json", "vocabulary.json", "README.md", "concepts.json", "huggingface"}
-# The kinds of models, and the verb that measures each.
-MEASURED_WITH = {"captioner": "evaluate", "retriever": "evaluate-retrieval"}
+# Kind of model -> the command that evaluates it.
+EVALUATED_BY = {"captioner": "evaluate", "retriever": "evaluate-retrieval"}
 ABOUT = {
     "captioner": (
-        "An image captioner made with tellapart. It captions pictures without anything else:",
+        "An image captioner made with tellapart. To caption a picture:",
         ["```sh", "tellapart caption photo.jpg --model THIS_FOLDER", "```"],
     ),
     "retriever": (
-        "An image–text retriever made with tellapart: it says how well a picture and a sentence fit. From Python:",
+        "An image–text retriever made with tellapart: it scores how well a picture and a sentence match. From Python:",
         ["```python", 'retriever = tellapart.load_retriever("THIS_FOLDER")', "```"],
     ),
 }
@@ -51,13 +51,13 @@ class Model(nn.Module, ABC):
     """Base of captioners and retrievers.
 
     Args:
-        settings: the architecture's own settings (an instance of `Settings`).
-        vocabulary: the words it knows.
-        encoder: the identity of the features it reads.
+        settings: settings of the architecture (an instance of `Settings`).
+        vocabulary: the words it can read or write.
+        encoder: identity of the image features it takes as input.
 
     Attributes:
-        kind: `captioner` or `retriever`: its section in a recipe and in `model.json`.
-        history: what it was trained by and on, and what was measured; saved with it and told by its card.
+        kind: `captioner` or `retriever`: its key in a recipe and in `model.json`.
+        history: recipe, data and evaluation results; saved with the model and shown in its card.
     """
 
     kind: ClassVar[str]
@@ -71,16 +71,33 @@ class Model(nn.Module, ABC):
         self.encoder = encoder
         self.history: dict[str, Any] = {}
 
-    # --- how one is made, saved and loaded; a model that brings its own tokens says it in its own way -----------------
+    # --- making, saving and loading; models with their own tokenizer override these -----------------------------------
 
     @classmethod
-    def make(cls, settings: BaseModel, captions: Iterable[str], data: DataSettings, encoder: EncoderIdentity) -> Model:
-        """A new model for a recipe; its words are those of the training captions."""
+    def make(cls, settings: BaseModel, captions: Iterable[str], data: DataSettings, encoder: EncoderIdentity) -> Self:
+        """A new model for a recipe; its vocabulary is built from the training captions."""
         return cls(settings, cls.make_vocabulary(captions, data), encoder)
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path, overrides: dict[str, Any] | None = None) -> Self:
+        """Load a model from a model folder, a checkpoint or a run folder, in eval mode.
+
+        Args:
+            folder: where it is.
+            overrides: settings to change that keep the shape of all weights, such as `dropout` or `reading`.
+
+        Example:
+            >>> captioner = Captioner.from_pretrained("runs/scenes-cl-1a2b3c4d")   # doctest: +SKIP
+            >>> captioner.save_pretrained("my-model")                              # doctest: +SKIP
+        """
+        model = load_model(folder, cls.kind, overrides)
+        if not isinstance(model, cls):
+            raise RunError(f"{folder}: holds the {cls.kind} '{model.name}', not a {cls.__name__}; give another folder")
+        return model
 
     @staticmethod
     def make_vocabulary(captions: Iterable[str], data: DataSettings) -> Vocabulary:
-        """The words of the training captions that are frequent enough."""
+        """The words that occur at least `data.min_count` times in the training captions."""
         vocabulary = Vocabulary.build(captions, data.min_count, data.normaliser, data.max_words)
         if len(vocabulary) == len(SPECIALS):
             raise DataError(f"no word occurs {data.min_count} times in the training captions; lower data.min_count")
@@ -88,32 +105,32 @@ class Model(nn.Module, ABC):
 
     @classmethod
     def files(cls, settings: BaseModel) -> dict[str, Path]:
-        """The files that `make` reads, by the settings that name them: their content is part of a run's key."""
+        """The files that `make` reads: setting -> path. Their content is part of a run's key."""
         return {}
 
     def write_parts(self, folder: Path) -> None:
-        """Write what `from_parts` needs into a model folder, beside the weights."""
+        """Write the files that `from_parts` reads into a model folder."""
         self.vocabulary.save(folder / "vocabulary.json")
 
     @classmethod
-    def from_parts(cls, settings: BaseModel, encoder: EncoderIdentity, folder: Path) -> Model:
-        """The model that a model folder describes; its weights are loaded afterwards."""
+    def from_parts(cls, settings: BaseModel, encoder: EncoderIdentity, folder: Path) -> Self:
+        """Build the model of a model folder, without loading its weights."""
         return cls(settings, Vocabulary.load(folder / "vocabulary.json"), encoder)
 
     def write_encoder(self, folder: Path) -> None:
-        """Write what `open_encoder` needs into a model folder; nothing where the encoder comes with a package."""
+        """Write the files that `open_encoder` reads into a model folder; by default none."""
 
     def open_encoder(self, device: str | None = None) -> ImageEncoder:
-        """The encoder of the features it reads; whether it is the very same one, its identity says."""
+        """The encoder of its image features. Compare `identity` with `self.encoder` to make sure it is the same."""
         return open_encoder(self.encoder.name, device=device)
 
-    # --- what all share ---------------------------------------------------------------------------------------
+    # --- shared -----------------------------------------------------------------------------------------------
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Write a model folder: weights, description, vocabulary and card. It needs nothing else.
+        """Write a model folder: weights, description, vocabulary and card.
 
         Args:
-            folder: a new one, or a model folder that is replaced.
+            folder: a new folder, or an existing model folder, which is replaced.
         """
         check_replaceable(Path(folder))
         with new_folder(Path(folder)) as new:
@@ -126,7 +143,7 @@ class Model(nn.Module, ABC):
 
 
 def write_model(model: Model, folder: Path) -> None:
-    """Write a model folder's files into an existing folder."""
+    """Write the files of a model into an existing folder."""
     weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
     save_file(weights, folder / "model.safetensors")
     model.write_parts(folder)
@@ -142,24 +159,24 @@ def write_model(model: Model, folder: Path) -> None:
 
 
 def check_replaceable(folder: Path) -> None:
-    """Refuse a folder that holds anything but a model."""
+    """Raise an error unless the folder is new, empty or a model folder."""
     if folder.exists() and not folder.is_dir():
         raise RunError(f"{folder}: this is a file; choose a new folder")
     names = {path.name for path in folder.iterdir()} if folder.exists() else set()
     others = sorted(names - FILES) or sorted(names if "model.json" not in names else [])
     if others:
-        raise RunError(f"{folder}: holds something else than a model ({others[0]}); choose a new folder")
+        raise RunError(f"{folder}: is not a model folder (it holds {others[0]}); choose a new folder")
 
 
 def load_model(folder: str | Path, kind: str, overrides: dict[str, Any] | None = None) -> Any:
-    """A model of this kind (`captioner` or `retriever`); one of the other kind is an error that says so."""
+    """Load a model of this kind, `captioner` or `retriever`; see `Model.from_pretrained`."""
     folder = model_folder(Path(folder))
     description = _read_description(folder)
     found = _kind(description)
     if found != kind and found is not None:
         raise RunError(
             f"{folder}: holds a {found} ({_name(description)}), and a {kind} is needed here; "
-            f"'tellapart {MEASURED_WITH[found]}' measures a {found}"
+            f"to evaluate a {found}, use 'tellapart {EVALUATED_BY[found]}'"
         )
     try:
         section = dict(description[kind])
@@ -168,9 +185,9 @@ def load_model(folder: str | Path, kind: str, overrides: dict[str, Any] | None =
         model: Model = cls.from_parts(settings, EncoderIdentity(**description["encoder"]), folder)
         model.load_state_dict(load_file(folder / "model.safetensors"))
     except (SafetensorError, FileNotFoundError) as error:
-        raise RunError(f"{folder}: model.safetensors cannot be read ({error}); take another checkpoint") from None
+        raise RunError(f"{folder}: model.safetensors cannot be read ({error}); use another checkpoint") from None
     except (KeyError, TypeError) as error:
-        raise RunError(f"{folder}: model.json is damaged ({error}); take another checkpoint") from None
+        raise RunError(f"{folder}: model.json is damaged ({error}); use another checkpoint") from None
     except (RuntimeError, ValidationError) as error:
         reason = " ".join(str(error).splitlines()[:2])
         raise RunError(
@@ -181,7 +198,7 @@ def load_model(folder: str | Path, kind: str, overrides: dict[str, Any] | None =
 
 
 def model_folder(folder: Path) -> Path:
-    """The model folder meant by a model folder, a checkpoint or a run folder (its kept checkpoint)."""
+    """Find the model folder: the folder itself, or the kept checkpoint of a run folder."""
     if (folder / "model.json").exists():
         return folder
     for pointer in ("kept", "last"):
@@ -192,12 +209,12 @@ def model_folder(folder: Path) -> Path:
 
 
 def model_digest(folder: Path) -> str:
-    """Names a model's weights."""
+    """A digest of a model's weights."""
     return digest_of_file(model_folder(folder) / "model.safetensors")
 
 
 def add_measured(folder: Path, split: str, figures: dict[str, float]) -> None:
-    """Write measured figures into a model's description and its card."""
+    """Add evaluation results to a model's description and card."""
     folder = model_folder(folder)
     description = _read_description(folder)
     history = description.setdefault("history", {})
@@ -206,7 +223,7 @@ def add_measured(folder: Path, split: str, figures: dict[str, float]) -> None:
 
 
 def model_card(description: dict[str, Any]) -> str:
-    """A model's card in Markdown: what it is, what it was trained on, and what was measured, nothing else."""
+    """A model card in Markdown: architecture, training data and evaluation results."""
     kind, encoder = _kind(description) or "captioner", description["encoder"]
     about, use = ABOUT[kind]
     history = dict(description.get("history", {}))
@@ -222,7 +239,7 @@ def model_card(description: dict[str, Any]) -> str:
         f"- image features: {encoder['name']} ({encoder['regions']} regions of {encoder['width']} numbers)",
         *(f"- {key.replace('_', ' ')}: {value}" for key, value in history.items() if key != "recipe"),
         "",
-        "The pictures and captions it was trained on have their own terms; these weights are used under them.",
+        "The training pictures and captions have their own licences, which also apply to the use of these weights.",
         "",
     ]
     for split, figures in measured.items():
@@ -230,13 +247,13 @@ def model_card(description: dict[str, Any]) -> str:
         lines += [f"| {name} | {value:.4f} |" for name, value in figures.items()]
         lines.append("")
     if not measured:
-        lines += [f"Nothing was measured yet; `tellapart {MEASURED_WITH[kind]} RUN` does.", ""]
+        lines += [f"Not evaluated yet; run `tellapart {EVALUATED_BY[kind]} RUN`.", ""]
     return "\n".join(lines)
 
 
 def _kind(description: dict[str, Any]) -> str | None:
-    """What kind of model a description is of; `None` where it is damaged."""
-    return next((kind for kind in MEASURED_WITH if kind in description), None)
+    """The kind of model described; `None` if the description is damaged."""
+    return next((kind for kind in EVALUATED_BY if kind in description), None)
 
 
 def _name(description: dict[str, Any]) -> str:

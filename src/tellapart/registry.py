@@ -1,7 +1,7 @@
-"""One explicit table: the name a recipe uses -> where its class lives.
+"""The registry: the name a recipe uses -> where its class lives.
 
-Nothing is imported until it is asked for, so `tellapart --help` stays instant and a name works whether or not
-its module was imported before. A new objective, captioner or retriever is one line here.
+A module is imported when its name is first looked up, so `tellapart --help` stays fast. To register an objective,
+captioner, retriever or encoder, add one line here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tellapart.errors import RecipeError, did_you_mean
 
 TABLE: dict[str, dict[str, str]] = {
     "encoder": {
-        # What stands before '@' or ':' in an encoder's name; 'tellapart.encoders.open_encoder' reads the rest.
+        # The part of an encoder's name before '@' or ':'; see 'tellapart.encoders.open_encoder'.
         "efficientnet-lite0": "tellapart.encoders.efficientnet:EfficientNetLite",
         "efficientnet-lite2": "tellapart.encoders.efficientnet:EfficientNetLite",
         "clip": "tellapart.huggingface.towers:VisionTower",
@@ -50,7 +50,7 @@ TABLE: dict[str, dict[str, str]] = {
         "introspective": "tellapart.objectives.introspective:Introspective",
         "adversarial": "tellapart.objectives.adversarial:Adversarial",
         "ranking-hinge": "tellapart.objectives.ranking:RankingHinge",
-        "coder": "tellapart.objectives.coder:Coder",
+        "coder": "tellapart.objectives.coder:CoderObjective",
         "composed": "tellapart.objectives.composed:Composed",
     },
 }
@@ -62,7 +62,7 @@ def names(kind: str) -> list[str]:
 
 
 def find(kind: str, name: str) -> Any:
-    """The class registered as `name` among the `kind`s.
+    """The class registered under `name`; `kind` is encoder, captioner, retriever or objective.
 
     >>> find("objective", "contrastive").__name__
     'Contrastive'

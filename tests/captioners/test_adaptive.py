@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tellapart.captioners.adaptive import AdaptiveAttention
-from tellapart.captioners.base import group_by_image
+from tellapart.captioners.base import Grouping
 from tellapart.text import PAD, START
 
 Make = Callable[..., AdaptiveAttention]
@@ -88,8 +88,9 @@ def test_traces_are_attention_over_regions_and_sentinel(make_captioner: Make, fe
 
 
 @pytest.mark.parametrize("images_of_items", [[0, 0, 1], [2, 0, 2, 2, 1], [1], []])
-def test_group_by_image_gives_every_item_its_own_place(images_of_items: list[int]) -> None:
+def test_grouping_gives_every_row_its_own_place(images_of_items: list[int]) -> None:
     items = torch.tensor(images_of_items, dtype=torch.long)
-    place, width = group_by_image(items, 3)
-    assert sorted(set(place.tolist())) == sorted(place.tolist())
-    assert all(p // width == image for p, image in zip(place.tolist(), images_of_items, strict=True))
+    grouping = Grouping.of(items, 3)
+    place = grouping.place.tolist()
+    assert sorted(set(place)) == sorted(place)
+    assert all(p // grouping.size == image for p, image in zip(place, images_of_items, strict=True))

@@ -146,7 +146,7 @@ def test_word_vectors_are_part_of_what_a_run_is_made_from(place: Path, tmp_path:
 def test_runs_of_the_other_kind_are_told_apart(ranking: Run, mle: Run) -> None:
     with pytest.raises(RunError, match=r"holds a retriever \(ranking\), and a captioner is needed here"):
         _ = ranking.captioner
-    with pytest.raises(RunError, match=r"holds a captioner .*; 'tellapart evaluate' measures a captioner"):
+    with pytest.raises(RunError, match=r"holds a captioner .*; to evaluate a captioner, use 'tellapart evaluate'"):
         evaluate_retrieval(mle)
 
 

@@ -454,7 +454,7 @@ def test_a_model_folder_alone_captions_a_picture(kind: str, folders: dict[str, P
     model.save_pretrained(tmp_path / "saved")
 
     shutil.rmtree(folder)
-    with pytest.raises(StoreError, match="neither a folder here nor a model in the Hugging Face cache"):
+    with pytest.raises(StoreError, match="neither a folder nor a model in the Hugging Face cache"):
         caption([picture], tmp_path / "checkpoint")
     shutil.move(tmp_path / "saved", tmp_path / "moved")
     (found,) = caption([picture], tmp_path / "moved", DecodingSettings(max_words=5))
@@ -506,9 +506,9 @@ def make(name: str, folder: Path | str, encoder: EncoderIdentity) -> Captioner:
 
 def test_models_that_do_not_fit(folders: dict[str, Path], tmp_path: Path) -> None:
     identity = open_tower(folders["git"], "git").identity
-    with pytest.raises(RecipeError, match=rf"is no vision tower of a blip .* set data\.encoder=blip:{folders['blip']}"):
+    with pytest.raises(RecipeError, match=rf"needs the encoder 'blip:', .* set data\.encoder=blip:{folders['blip']}"):
         make("hf-blip", folders["blip"], identity)
-    with pytest.raises(RecipeError, match=r"of type 'blip', no git; did you mean captioner\.name: hf-blip\?"):
+    with pytest.raises(RecipeError, match=r"of type 'blip', not git; did you mean captioner\.name: hf-blip\?"):
         make("hf-git", folders["blip"], identity)
     other = make_folder(tmp_path / "other", "git", seed=1)
     with pytest.raises(RecipeError, match=rf"is not the vision tower of .* set data\.encoder=git:{other}"):

@@ -212,8 +212,8 @@ def test_a_tuned_transformer_is_trained(bert: Path, tmp_path: Path) -> None:
 # --- mistakes -------------------------------------------------------------------------------------------------------
 
 
-def test_mistakes_are_told(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(StoreError, match=r"retriever.text 'nowhere/there': .* neither a folder here nor a model"):
+def test_mistakes_are_reported(bert: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(StoreError, match=r"retriever.text 'nowhere/there': .* neither a folder nor a model"):
         make("nowhere/there")
     (tmp_path / "empty").mkdir()
     with pytest.raises(StoreError, match=r"retriever.text '.*empty': .* holds no model \(config.json is missing\)"):

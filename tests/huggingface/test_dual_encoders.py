@@ -77,7 +77,7 @@ def test_half_precision_of_the_store_is_enough(folder: Path, kind: str, pixels: 
     torch.testing.assert_close(retriever.embed_images(stored), retriever.embed_images(features), atol=2e-3, rtol=0)
 
 
-def test_neither_company_nor_order_changes_an_embedding(folder: Path, kind: str) -> None:
+def test_embeddings_are_independent_of_batch_and_order(folder: Path, kind: str) -> None:
     retriever = make_retriever(folder, kind)
     together = retriever.embed_texts(CAPTIONS)
     for row, caption in enumerate(CAPTIONS):
@@ -160,7 +160,7 @@ def test_another_model_in_the_same_folder_is_another_run(folder: Path, kind: str
     assert not torch.equal(first.retriever.project_text.weight, second.retriever.project_text.weight)
 
 
-def test_it_is_measured_as_it_comes(folder: Path, kind: str, tmp_path: Path) -> None:
+def test_it_is_evaluated_without_training(folder: Path, kind: str, tmp_path: Path) -> None:
     """No step at all: the run's model is the one that came."""
     untrained = recipe(folder, kind, tmp_path, steps=0, keep="best", monitor="R@sum", monitor_best="highest")
     run = run_recipe(untrained, tmp_path / "runs")
@@ -177,11 +177,11 @@ def test_it_is_measured_as_it_comes(folder: Path, kind: str, tmp_path: Path) -> 
         assert {name: found[name] for name in expected} == expected
 
 
-def test_mistakes_are_told(folder: Path, kind: str, tmp_path: Path) -> None:
+def test_mistakes_are_reported(folder: Path, kind: str, tmp_path: Path) -> None:
     other = next(one for one in KINDS if one != kind)
     elsewhere = encoder_of(make_folder(tmp_path / "other", other), other).identity
     title, tower = {"clip": "CLIP", "siglip": "SigLIP"}[kind], KINDS[kind][1]
-    with pytest.raises(RecipeError, match=rf"'{KINDS[other][1]}:.*' does not .* {title} .* set data.encoder={tower}:"):
+    with pytest.raises(RecipeError, match=rf"hf-{kind} needs .* not '{KINDS[other][1]}:.*'; set data.encoder={tower}:"):
         make_retriever(folder, kind, elsewhere)
     alone = encoder_of(make_folder(tmp_path / "tower", kind, whole=False), kind).identity
     with pytest.raises(
@@ -195,11 +195,11 @@ def test_mistakes_are_told(folder: Path, kind: str, tmp_path: Path) -> None:
 def test_clip_without_its_class_token(tmp_path: Path) -> None:
     folder = make_folder(tmp_path / "clip", "clip")
     without = open_encoder(f"clip:{folder}").identity
-    with pytest.raises(RecipeError, match=r"'clip:.*' does not give all tokens .* set data.encoder=clip-tokens:"):
+    with pytest.raises(RecipeError, match=r"hf-clip needs .*, not 'clip:.*'; set data.encoder=clip-tokens:"):
         make_retriever(folder, "clip", without)
 
 
-def test_missing_weights_are_told(kind: str, tmp_path: Path) -> None:
+def test_missing_weights_are_reported(kind: str, tmp_path: Path) -> None:
     broken = make_folder(tmp_path / "broken", kind)
     identity = encoder_of(broken, kind).identity
     weights = load_file(broken / "model.safetensors")

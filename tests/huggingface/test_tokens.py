@@ -59,7 +59,7 @@ def test_a_tokenizers_own_rule(pieces: HuggingFaceTokens, pairs: HuggingFaceToke
     assert pieces.decode(pieces.encode("the dog's ball")) == "the dog's ball"
 
 
-def test_special_tokens_spelled_out_are_not_meant(pieces: HuggingFaceTokens, pairs: HuggingFaceTokens) -> None:
+def test_special_tokens_in_text_are_dropped(pieces: HuggingFaceTokens, pairs: HuggingFaceTokens) -> None:
     assert pieces.encode("a [SEP] dog [PAD] [CLS]") == pieces.encode("a dog")
     assert pairs.encode("a<|endoftext|> dog") == pairs.encode("a dog")
     assert pieces.decode([START, PAD, *pieces.encode("a dog")]) == "a dog"

@@ -275,7 +275,7 @@ def test_half_precision_weights_are_used_in_full(tmp_path: Path, pictures: list[
 def test_a_model_that_is_not_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for model in ("nobody/no-such-model", str(tmp_path / "no-such-folder"), "a b/c/d"):
-        with pytest.raises(StoreError, match="neither a folder here nor a model in the Hugging Face cache") as caught:
+        with pytest.raises(StoreError, match="neither a folder nor a model in the Hugging Face cache") as caught:
             open_encoder(f"clip:{model}")
         assert f"hf download {model}" in str(caught.value)
     os.mkdir("empty")
@@ -315,10 +315,10 @@ def test_files_that_are_missing_or_wrong(tmp_path: Path) -> None:
         return f"clip:{folder}"
 
     for name, told in (
-        (broken("a", remove="model.safetensors"), "no weights are here"),
+        (broken("a", remove="model.safetensors"), "holds no weights"),
         (broken("b", remove="preprocessor_config.json"), "preprocessor_config.json is missing"),
-        (broken("c", crop_size={"height": 32, "width": 24}), "names no square size"),
-        (broken("d", crop_size={"height": 64, "width": 64}), "wants pictures of 32 pixels, its preprocessor makes 64"),
+        (broken("c", crop_size={"height": 32, "width": 24}), "has no square size"),
+        (broken("d", crop_size={"height": 64, "width": 64}), "needs pictures of 32 pixels, its preprocessor makes 64"),
         (broken("e", image_mean=None), "no image_mean and image_std"),
     ):
         with pytest.raises(StoreError, match=told):

@@ -107,7 +107,7 @@ def test_the_objectives_terms_equal_single_pairs(objective: Adversarial, batch: 
     assert set(objective.losses("evaluator")) == {"real", "generated", "mismatched"}
 
 
-def test_padding_and_company_do_not_change_a_score(objective: Adversarial, features: torch.Tensor) -> None:
+def test_scores_are_independent_of_padding_and_batch(objective: Adversarial, features: torch.Tensor) -> None:
     tokens = torch.tensor([[5, 6, 7, END], [6, END, PAD, PAD], [END, PAD, PAD, PAD]])
     image = torch.tensor([2, 0, 1])
     together = objective.evaluator(features, tokens, image)

@@ -13,8 +13,8 @@ from support.tiny import IDENTITY, make_data, make_retriever
 from tellapart.data.batches import Batch, BatchSource
 from tellapart.errors import RecipeError
 from tellapart.objectives.base import Epoch, Progress, Roles
-from tellapart.objectives.coder import Coder, CoderSettings
-from tellapart.retrievers.coder import Coder as CoderRetriever
+from tellapart.objectives.coder import CoderObjective, CoderObjectiveSettings
+from tellapart.retrievers.coder import Coder
 
 MU, GAMMA, EPSILON = 0.1, 0.3, 0.1
 ALL = {"bank": 7, "diversity_of_bank": True, "prototypes": 3}
@@ -24,15 +24,15 @@ def source(images: int = 5) -> BatchSource:
     return BatchSource(*make_data(), "train", images)
 
 
-def retriever(concepts: int = 4) -> CoderRetriever:
+def retriever(concepts: int = 4) -> Coder:
     """No noise: what is compared must be computed twice alike."""
-    made: CoderRetriever = make_retriever(seed=1, name="coder", concepts=concepts, drop_regions=0.0, disturb_words=0.0)
+    made: Coder = make_retriever(seed=1, name="coder", concepts=concepts, drop_regions=0.0, disturb_words=0.0)
     return made
 
 
-def objective(concepts: int = 4, **settings: Any) -> Coder:
+def objective(concepts: int = 4, **settings: Any) -> CoderObjective:
     torch.manual_seed(2)
-    made = Coder(CoderSettings(**settings), Roles(retriever(concepts)))
+    made = CoderObjective(CoderObjectiveSettings(**settings), Roles(retriever(concepts)))
     if made.bank is not None:  # five of seven slots, two of them of images that batches hold
         keys = functional.normalize(torch.randn(2, 5, made.bank.image_keys.shape[1]), dim=2)
         made.bank.enqueue(keys[0], keys[1], torch.tensor([0, 1, 90, 91, 92]))
@@ -66,9 +66,9 @@ def naive_dcl(positives: list[torch.Tensor], rows: list[list[torch.Tensor]], div
     return total / len(positives)
 
 
-def naive_losses(made: Coder, batch: Batch) -> dict[str, torch.Tensor]:
+def naive_losses(made: CoderObjective, batch: Batch) -> dict[str, torch.Tensor]:
     model = made.target
-    assert isinstance(model, CoderRetriever)
+    assert isinstance(model, Coder)
     images, texts = model.embed_images(batch.features[IDENTITY.name]), model.embed_texts(batch.captions)
     owner = batch.pairs.image_row.tolist()
     numbers = batch.image_numbers().tolist()
@@ -248,7 +248,7 @@ def test_an_epoch_clusters_every_pair_of_the_split() -> None:
     assert seen == [captions, captions]
 
 
-def test_mistakes_are_told() -> None:
+def test_mistakes_are_reported() -> None:
     with pytest.raises(RecipeError, match=r"objective.prototypes: the coder retriever has no concept branch"):
         objective(concepts=0, prototypes=3)
     with pytest.raises(RecipeError, match=r"objective.diversity_of_bank: .* set bank and diversity_of_batch too"):

@@ -255,7 +255,7 @@ def test_shares_of_anchors_equal_the_whole() -> None:
     torch.testing.assert_close(torch.cat(parts), whole)
 
 
-def test_an_empty_bank_says_nothing_about_diversity() -> None:
+def test_an_empty_bank_does_not_change_diversity() -> None:
     _, similarity, negatives = given(4, 5)
     of_batch = diversity(similarity, negatives)
     nothing = torch.zeros(4, 5, dtype=torch.bool)

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from objectives.worker import OBJECTIVES, RETRIEVAL
+from objectives.worker import OBJECTIVES, RETRIEVAL, make
 from support.workers import assert_equal_runs, run_worker
+from tellapart import registry
 
 
 @pytest.fixture(scope="module")
@@ -21,6 +22,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
         folders[processes] = tmp_path_factory.mktemp(f"processes-{processes}")
         run_worker(processes, "objectives.worker", str(folders[processes]))
     return folders
+
+
+def test_every_objective_is_trained_here() -> None:
+    elsewhere = {"likelihood", "composed"}  # in tests/engine/test_shapes.py
+    assert {make(name).name for name in (*OBJECTIVES, *RETRIEVAL)} == set(registry.names("objective")) - elsewhere
 
 
 @pytest.mark.parametrize("processes", [1, 2])

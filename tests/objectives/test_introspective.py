@@ -111,5 +111,5 @@ def test_a_batch_made_by_hand_has_no_distractors(
 ) -> None:
     batch = BatchSource(*tiny_data, "train", 4).at(0)
     batch.source = None
-    with pytest.raises(RecipeError, match="source"):
+    with pytest.raises(RecipeError, match="BatchSource"):
         Introspective(IntrospectiveSettings(), Roles(make_captioner()))(batch, PROGRESS)

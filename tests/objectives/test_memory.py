@@ -66,7 +66,7 @@ def test_what_does_not_fit_is_refused() -> None:
     bank = MomentumBank(3, 2)
     with pytest.raises(ValueError, match=r"2 pairs of width 2 .* \[3, 2\]"):
         bank.enqueue(torch.zeros(2, 2), torch.zeros(3, 2), torch.tensor([0, 1]))
-    with pytest.raises(ValueError, match="numbered from 0"):
+    with pytest.raises(ValueError, match="image numbers must be at least 0"):
         bank.enqueue(torch.zeros(1, 2), torch.zeros(1, 2), torch.tensor([-1]))
     with pytest.raises(ValueError, match="at least 1"):
         MomentumBank(0, 2)

@@ -102,7 +102,7 @@ def test_the_objective_equals_the_naive_loop(reading: str) -> None:
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-4)
 
 
-def test_so_many_negatives_are_drawn_anew_each_step() -> None:
+def test_negatives_are_drawn_anew_each_step() -> None:
     objective = RankingHinge(RankingHingeSettings(negatives=2), Roles(make_retriever(seed=1)))
     source = batches(6)
     first, again, later = (objective(source.at(step), Progress(0, 10)) for step in (0, 0, 1))

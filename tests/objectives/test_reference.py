@@ -21,7 +21,7 @@ from tellapart.objectives.composed import Composed, ComposedSettings
 from tellapart.objectives.contrastive import Contrastive, ContrastiveSettings, contrastive_loss
 from tellapart.objectives.difference import Difference, DifferenceSettings
 from tellapart.objectives.pairwise import Pairwise, PairwiseSettings
-from tellapart.objectives.reference import EDGES, Scores, comparable, log_ratio_figures
+from tellapart.objectives.reference import EDGES, PairLogProbs, comparable, log_ratio_figures
 from tellapart.text import END, Vocabulary
 
 Make = Callable[..., Any]
@@ -49,7 +49,7 @@ def listen(reference: Captioner, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 # --- the reference is asked once ------------------------------------------------------------------------------------
 
 
-def test_of_true_pairs_the_reference_is_asked_once_in_a_run(
+def test_the_reference_scores_true_pairs_once_per_run(
     tiny_data: Data, make_captioner: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, reference = make_captioner(seed=1), make_captioner(seed=2)
@@ -64,7 +64,7 @@ def test_of_true_pairs_the_reference_is_asked_once_in_a_run(
     assert sum(calls) == len(source.pool.captions) + negatives
 
 
-def test_a_training_of_one_epoch_asks_as_it_goes(
+def test_in_one_epoch_the_reference_scores_each_batch(
     tiny_data: Data, make_captioner: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No true pair comes twice: scoring all of them first would be for nothing."""
@@ -78,7 +78,7 @@ def test_a_training_of_one_epoch_asks_as_it_goes(
     assert sum(calls) == sum(len(batch.pairs) for batch in batches)
 
 
-def test_what_is_remembered_is_what_the_reference_says(tiny_data: Data, make_captioner: Make) -> None:
+def test_stored_scores_equal_the_reference(tiny_data: Data, make_captioner: Make) -> None:
     """Also of captions that are drawn, in another order than that of the records, and shared by two objectives."""
     target, reference = make_captioner(seed=1), make_captioner(seed=2)
     source = source_of(tiny_data, captions_per_image=2, seed=4)
@@ -97,7 +97,7 @@ def test_what_is_remembered_is_what_the_reference_says(tiny_data: Data, make_cap
     assert len(source._memo) == 1
 
 
-def test_parts_of_a_composed_objective_ask_once(
+def test_composed_parts_share_the_reference_scores(
     tiny_data: Data, make_captioner: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reference = make_captioner(seed=2)
@@ -217,7 +217,7 @@ def test_figures_equal_a_naive_loop(nu: float) -> None:
     given = [-20 + 6 * torch.randn(shape, generator=generator) for shape in shapes]
     kept = torch.rand(9, 4, generator=generator) < 0.7
     kept[:, 0] = True
-    figures = log_ratio_figures(Scores(*given, kept), nu)
+    figures = log_ratio_figures(PairLogProbs(*given, kept), nu)
 
     positive = [float(given[0][t] - given[1][t]) for t in range(9)]
     negative = [[float(given[2][t, k] - given[3][t, k]) for k in range(4) if kept[t, k]] for t in range(9)]

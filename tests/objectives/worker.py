@@ -21,7 +21,7 @@ from support.tiny import WORDS, make_captioner, make_retriever
 from tellapart.captioners.base import Captioner
 from tellapart.objectives.adversarial import Adversarial, AdversarialSettings
 from tellapart.objectives.base import Objective, Roles
-from tellapart.objectives.coder import Coder, CoderSettings
+from tellapart.objectives.coder import CoderObjective, CoderObjectiveSettings
 from tellapart.objectives.contrastive import Contrastive, ContrastiveSettings
 from tellapart.objectives.difference import Difference, DifferenceSettings
 from tellapart.objectives.introspective import Introspective, IntrospectiveSettings
@@ -61,15 +61,19 @@ OBJECTIVES: dict[str, Callable[[Captioner], Objective]] = {
 # These contrast within a batch: a step in parts sees less, and is another step.
 RETRIEVAL: dict[str, Callable[[Retriever], Objective]] = {
     "ranking-hinge": lambda target: RankingHinge(RankingHingeSettings(negatives=3), Roles(target)),
-    "coder": lambda target: Coder(CoderSettings(bank=9, diversity_of_bank=True, prototypes=3), Roles(target)),
-    "coder-literally": lambda target: Coder(
-        CoderSettings(bank=9, bank_anchors=True, positive_weight=0.1, concept_twice=True), Roles(target)
+    "coder": lambda target: CoderObjective(
+        CoderObjectiveSettings(bank=9, diversity_of_bank=True, prototypes=3), Roles(target)
     ),
-    "triplet": lambda target: Coder(CoderSettings(loss="triplet"), Roles(target)),
+    "coder-literally": lambda target: CoderObjective(
+        CoderObjectiveSettings(bank=9, bank_anchors=True, positive_weight=0.1, concept_twice=True), Roles(target)
+    ),
+    "triplet": lambda target: CoderObjective(CoderObjectiveSettings(loss="triplet"), Roles(target)),
 }
 # Its momentum encoder shares the frozen transformer.
 if find_spec("transformers") is not None:
-    RETRIEVAL["coder-transformer"] = lambda target: Coder(CoderSettings(bank=9, prototypes=3), Roles(target))
+    RETRIEVAL["coder-transformer"] = lambda target: CoderObjective(
+        CoderObjectiveSettings(bank=9, prototypes=3), Roles(target)
+    )
 
 
 def make(name: str, dropout: float = 0.0) -> Objective:

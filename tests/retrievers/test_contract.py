@@ -1,4 +1,4 @@
-"""What every retriever must be: embeddings that neither padding, order nor company changes, saved and loaded whole."""
+"""What every retriever must be: embeddings independent of padding, order and batch composition; saved and loaded."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from support.tiny import IDENTITY, RETRIEVERS, WORDS, make_captioner, make_retriever
+from support.tiny import IDENTITY, WORDS, make_captioner, make_retriever
+from tellapart import registry
 from tellapart.captioners.base import load_captioner
 from tellapart.errors import RecipeError, RunError
 from tellapart.retrievers.base import Raw, Retriever, load_retriever, take
@@ -18,7 +19,7 @@ from tellapart.text import END, PAD, Vocabulary
 CAPTIONS = ["a red house", "two", "a blue car near a tree", "a red unknownword", "", "unknownword"]
 
 
-@pytest.fixture(params=[*RETRIEVERS, "hf-clip", "hf-siglip"])
+@pytest.fixture(params=registry.names("retriever"))
 def model(request: pytest.FixtureRequest, tmp_path: Path) -> Retriever:
     if request.param.startswith("hf-"):
         from support.dual_encoders import make_tiny  # skips this one where transformers is missing
@@ -83,7 +84,7 @@ def test_saved_and_loaded(model: Retriever, features: torch.Tensor, tmp_path: Pa
     card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
     assert "# tiny\n\nAn image–text retriever" in card
     assert f"- retriever: {model.name}" in card
-    assert "`tellapart evaluate-retrieval RUN` does" in card
+    assert "run `tellapart evaluate-retrieval RUN`" in card
 
 
 def test_the_other_kind_of_model_is_refused(model: Retriever, tmp_path: Path) -> None:
@@ -182,5 +183,5 @@ def test_pieces_of_words_cannot_be_read(reader: WordRetriever) -> None:
     class Pieces(Vocabulary):
         pass
 
-    with pytest.raises(RecipeError, match="reads whole words, and this captioner says pieces"):
+    with pytest.raises(RecipeError, match="reads whole words, and this captioner writes pieces"):
         reader.bind(Pieces(WORDS))

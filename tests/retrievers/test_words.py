@@ -49,7 +49,7 @@ def test_frozen_words_stay_and_unknown_ones_are_zero(tmp_path: Path) -> None:
     assert [token for token, known_ in zip(model.vocabulary.tokens, known, strict=True) if known_] == ["a", "tree"]
 
 
-def test_the_head_of_a_word2vec_file_is_passed_over(tmp_path: Path) -> None:
+def test_the_first_line_of_a_word2vec_file_is_skipped(tmp_path: Path) -> None:
     (tmp_path / "w.txt").write_text("2 3\na 1 2 3\ntree 4 5 6 \n", encoding="utf-8")
     assert set(read_word_vectors(tmp_path / "w.txt", {"a", "tree"}, 3)) == {"a", "tree"}
 
@@ -57,11 +57,11 @@ def test_the_head_of_a_word2vec_file_is_passed_over(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "told"),
     [
-        ("a 1 2\n", r"glove\.txt: line 1 has no 3 numbers; set retriever\.words"),
-        ("a 1 2 3\ntree 1 x 3\n", r"line 2 holds something else than finite numbers"),
-        ("a 1 2 nan\n", r"line 1 holds something else than finite numbers"),
-        ("a 1 2 3 4\n", r"for none of the words in the training captions; take another file, or set retriever\.words"),
-        ("", r"for none of the words"),
+        ("a 1 2\n", r"glove\.txt: line 1 does not hold 3 numbers; set retriever\.words"),
+        ("a 1 2 3\ntree 1 x 3\n", r"line 2 does not hold finite numbers"),
+        ("a 1 2 nan\n", r"line 1 does not hold finite numbers"),
+        ("a 1 2 3 4\n", r"for any word of the training captions; use another file, or set retriever\.words"),
+        ("", r"for any word of the training captions"),
     ],
 )
 def test_files_that_are_wrong(tmp_path: Path, content: str, told: str) -> None:

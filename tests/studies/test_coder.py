@@ -26,7 +26,7 @@ from tellapart.studies.base import Arm, all_studies, find_study
 from tellapart.studies.page import quoted_rows
 from tellapart.studies.plan import training_seconds
 from tellapart.studies.result import Result
-from tellapart.studies.run import Trainer, trainable
+from tellapart.studies.run import ArmTrainer, trainable
 
 NAMES = [name for name in all_studies() if name.startswith("coder-")]
 # Few scenes and short trainings, so that a study takes seconds.
@@ -51,7 +51,7 @@ def table2(studying: Studying) -> Result:
 
 
 def recipe_of(arm: Arm, study: str, budget: str = "laptop", overrides: tuple[str, ...] = ()) -> Recipe:
-    trainer = Trainer(
+    trainer = ArmTrainer(
         study=find_study(study),
         recipes=recipes_folder() / "scenes",
         data=DataSettings(source="scenes"),

@@ -1,4 +1,4 @@
-"""AdaptiveAttention: a captioner that decides, for each word, whether to look at the image."""
+"""AdaptiveAttention: a captioner that decides for each word how much to attend to the image."""
 
 from __future__ import annotations
 
@@ -9,62 +9,55 @@ from pydantic import Field
 from torch import nn
 from torch.nn import functional
 
-from tellapart.captioners.base import Captioner, Traces, WordLogits, at_tokens, group_by_image, words_before
-from tellapart.captioners.packing import Packing
+from tellapart.captioners.base import Grouping, Traces, WordLogits, at_tokens, words_before
+from tellapart.captioners.recurrent import Packing, RecurrentCaptioner, RegionMemory, initialise_gates
 from tellapart.encoders.base import EncoderIdentity
 from tellapart.settings import Section
 from tellapart.text import PAD, Vocabulary
 
 
 class AdaptiveAttentionSettings(Section):
-    """Sizes and regularisation of `AdaptiveAttention`."""
+    """Settings of `AdaptiveAttention`."""
 
     hidden: int = Field(512, ge=1, description="width of the LSTM, the regions and the sentinel")
     embedding: int = Field(256, ge=1, description="width of the word embedding and of v_g")
-    attention: int = Field(64, ge=1, description="width of the additive attention (the paper: 49)")
-    dropout: float = Field(0.3, ge=0, lt=1, description="on regions, word embeddings and before the output")
+    attention: int = Field(64, ge=1, description="width of the additive attention (paper: 49)")
+    dropout: float = Field(0.3, ge=0, lt=1, description="dropout of regions, words and before the output layer")
 
 
 @dataclass(frozen=True)
-class Memory:
-    """What all captions of an image share: regions, their attention keys, the image's part of the LSTM input."""
+class AdaptiveState:
+    """LSTM states, `[rows, hidden]` each."""
 
-    regions: torch.Tensor  # [images, regions, hidden]
-    keys: torch.Tensor  # [images, regions, attention]
-    gates: torch.Tensor  # [images, 5 * hidden]
-
-
-@dataclass(frozen=True)
-class State:
-    memory: Memory
+    memory: RegionMemory
     image_of_row: torch.Tensor
     hidden: torch.Tensor
     cell: torch.Tensor
 
 
-class AdaptiveAttention(Captioner):
+class AdaptiveAttention(RecurrentCaptioner):
     """Adaptive attention with a visual sentinel (Lu et al. 2017, "Knowing when to look").
 
-    For each word w with image regions a_1 … a_k (layer-normalised) and their mean v̄::
+    The captioner of the contrastive learning paper, and a good default: fast to train, with attention maps. For each
+    word w, with image regions a_1 … a_k (layer-normalised) and their mean v̄::
 
-        x = relu(E w)            v_g = relu(W v̄)            V_i = relu(W_a a_i)
+        x = relu(E w)            v_g = relu(W v̄)            V_i = relu(W_a a_i)      (15, 16)
         h, c = LSTM([x; v_g], h₋₁, c₋₁)
-        s = σ(W_x x + W_v v_g + W_h h₋₁) ⊙ tanh c                      the sentinel: what the model knows already
-        z_i = wᵀ tanh(W_V V_i + W_g h),   z_s = wᵀ tanh(W_s s + W_g h)
-        α̂ = softmax([z; z_s]),   β = α̂_s
-        p = softmax(W_p (Σ_i α̂_i V_i + β s + h))
+        s = σ(W_x x + W_v v_g + W_h h₋₁) ⊙ tanh c              the sentinel           (9, 10)
+        z_i = wᵀ tanh(W_V V_i + W_g h),   z_s = wᵀ tanh(W_s s + W_g h)                (6, 12)
+        α̂ = softmax([z; z_s]),   β = α̂_s                                            (12)
+        p = softmax(W_p (Σ_i α̂_i V_i + β s + h))                                     (11, 13)
 
-    The LSTM's input does not depend on the attention. So the recurrence runs first over the whole caption, on real
-    tokens only; attention and logits of all steps then come from one batched pass, grouped by image.
+    The LSTM input does not depend on the attention. So the LSTM runs over the whole caption first, on real tokens
+    only. Attention and logits of all steps are then computed in one batch, grouped by image.
 
     Args:
         settings: see `AdaptiveAttentionSettings`.
-        vocabulary: the words it can say.
-        encoder: identity of the features it reads.
+        vocabulary, encoder: see `Model`.
 
     Example:
-        >>> captioner = AdaptiveAttention(AdaptiveAttentionSettings(), vocabulary, encoder)   # doctest: +SKIP
-        >>> memory = captioner.encode(features)                                               # doctest: +SKIP
+        >>> captioner = AdaptiveAttention(AdaptiveAttentionSettings(), vocabulary, encoder)     # doctest: +SKIP
+        >>> memory = captioner.encode(features)                                                 # doctest: +SKIP
         >>> captioner.log_prob(memory, captioner.tokenize(["a red house"]), torch.tensor([0]))  # doctest: +SKIP
     """
 
@@ -79,7 +72,7 @@ class AdaptiveAttention(Captioner):
         self.region = nn.Linear(encoder.width, width)
         self.whole = nn.Linear(encoder.width, embedding)
         self.word = nn.Embedding(len(vocabulary), embedding)
-        # Inputs of five gates (input, forget, output, sentinel, candidate), in one product for each source.
+        # Inputs of five gates (input, forget, output, sentinel, candidate), one product for each source.
         self.gates_from_word = nn.Linear(embedding, 5 * width)
         self.gates_from_whole = nn.Linear(embedding, 5 * width, bias=False)
         self.gates_from_hidden = nn.Linear(width, 5 * width, bias=False)
@@ -89,24 +82,16 @@ class AdaptiveAttention(Captioner):
         self.score = nn.Linear(attention, 1, bias=False)
         self.dropout = nn.Dropout(settings.dropout)
         self.predict = WordLogits(width, vocabulary)
-        self._initialise()
-
-    def _initialise(self) -> None:
-        width = self.settings.hidden
         nn.init.normal_(self.word.weight, std=0.5)
-        with torch.no_grad():
-            for gate in range(5):  # an orthogonal recurrence per gate, and a forget gate that starts open
-                nn.init.orthogonal_(self.gates_from_hidden.weight[gate * width : (gate + 1) * width])
-            self.gates_from_word.bias.zero_()
-            self.gates_from_word.bias[width : 2 * width] = 1.0
+        initialise_gates([self.gates_from_hidden.weight], [self.gates_from_word.bias])
 
-    # --- the equations ----------------------------------------------------------------------------------------
+    # --- equations --------------------------------------------------------------------------------------------
 
-    def encode(self, features: torch.Tensor) -> Memory:
+    def encode(self, features: torch.Tensor) -> RegionMemory:
         features = self.normalise(features)
         regions = self.dropout(functional.relu(self.region(features)))
         whole = self.dropout(functional.relu(self.whole(features.mean(dim=1))))
-        return Memory(regions, self.key_of_region(regions), self.gates_from_whole(whole))
+        return RegionMemory(regions, self.key_of_region(regions), self.gates_from_whole(whole))
 
     def _cell(self, gates: torch.Tensor, cell: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """New hidden state, cell and sentinel from the summed inputs of the five gates."""
@@ -117,31 +102,26 @@ class AdaptiveAttention(Captioner):
         return show * seen, cell, sentinel * seen
 
     def _attend(
-        self, memory: Memory, image_of_item: torch.Tensor, hidden: torch.Tensor, sentinel: torch.Tensor
+        self, memory: RegionMemory, image_of_item: torch.Tensor, hidden: torch.Tensor, sentinel: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Context and weights over [regions; sentinel] for items `[M, hidden]` of any images.
+        """Attention over [regions; sentinel] for items `[M, hidden]` of any images.
 
         Returns the context plus the hidden state `[M, hidden]` and the weights `[M, regions + 1]`.
         """
-        images, regions, width = memory.regions.shape
-        place, group = group_by_image(image_of_item, images)
-
-        def spread(items: torch.Tensor) -> torch.Tensor:
-            grouped = items.new_zeros(images * group, items.shape[1])
-            return grouped.index_copy(0, place, items).view(images, group, items.shape[1])
-
+        images, regions, _ = memory.regions.shape
+        grouping = Grouping.of(image_of_item, images)
         query = self.query(hidden)
-        of_regions = self.score(torch.tanh(memory.keys[:, None] + spread(query)[:, :, None])).squeeze(-1)
-        of_regions = of_regions.view(images * group, regions)[place]
+        seen = torch.tanh(memory.keys[:, None] + grouping.group(query[:, None])[:, :, None])
+        of_regions = grouping.ungroup(self.score(seen).squeeze(-1))[:, 0]
         of_sentinel = self.score(torch.tanh(self.key_of_sentinel(sentinel) + query))
         weights = torch.cat([of_regions, of_sentinel], dim=1).softmax(dim=1)
-        seen = torch.bmm(spread(weights[:, :regions]), memory.regions).view(images * group, width)[place]
-        return seen + weights[:, regions:] * sentinel + hidden, weights
+        context = torch.bmm(grouping.group(weights[:, None, :regions]), memory.regions)
+        return grouping.ungroup(context)[:, 0] + weights[:, regions:] * sentinel + hidden, weights
 
     def _run(
-        self, memory: Memory, tokens: torch.Tensor, image_of_row: torch.Tensor
+        self, memory: RegionMemory, tokens: torch.Tensor, image_of_row: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Teacher forcing over real tokens only: states and attention weights, row by row."""
+        """Teacher forcing over real tokens only: hidden states and attention weights, row by row."""
         packing = Packing.of(tokens)
         image_of_token = packing.of_row(image_of_row)
         words = self.dropout(functional.relu(self.word(packing.by_time(words_before(tokens)))))
@@ -156,20 +136,16 @@ class AdaptiveAttention(Captioner):
         states, weights = self._attend(memory, image_of_token, torch.cat(hiddens), torch.cat(sentinels))
         return packing.by_row(states), packing.by_row(weights)
 
-    # --- the contract -----------------------------------------------------------------------------------------
+    # --- captioner interface ----------------------------------------------------------------------------------
 
-    def hidden(self, memory: Memory, tokens: torch.Tensor, image_of_row: torch.Tensor) -> torch.Tensor:
+    def hidden(self, memory: RegionMemory, tokens: torch.Tensor, image_of_row: torch.Tensor) -> torch.Tensor:
         return self._run(memory, tokens, image_of_row)[0]
 
-    def output(self, hidden: torch.Tensor) -> torch.Tensor:
-        logits: torch.Tensor = self.predict(self.dropout(hidden))
-        return logits
-
-    def start(self, memory: Memory, image_of_row: torch.Tensor) -> State:
+    def start(self, memory: RegionMemory, image_of_row: torch.Tensor) -> AdaptiveState:
         zero = memory.regions.new_zeros(len(image_of_row), self.settings.hidden)
-        return State(memory, image_of_row, zero, zero)
+        return AdaptiveState(memory, image_of_row, zero, zero)
 
-    def step(self, state: State, token: torch.Tensor) -> tuple[torch.Tensor, State]:
+    def step(self, state: AdaptiveState, token: torch.Tensor) -> tuple[torch.Tensor, AdaptiveState]:
         words = self.dropout(functional.relu(self.word(token)))
         gates = self.gates_from_word(words) + state.memory.gates[state.image_of_row]
         hidden, cell, sentinel = self._cell(gates + self.gates_from_hidden(state.hidden), state.cell)
@@ -177,9 +153,9 @@ class AdaptiveAttention(Captioner):
         log_probs = self.output(context).float().log_softmax(dim=1)
         return log_probs, replace(state, hidden=hidden, cell=cell)
 
-    def select(self, state: State, rows: torch.Tensor) -> State:
-        return State(state.memory, state.image_of_row[rows], state.hidden[rows], state.cell[rows])
+    def select(self, state: AdaptiveState, rows: torch.Tensor) -> AdaptiveState:
+        return AdaptiveState(state.memory, state.image_of_row[rows], state.hidden[rows], state.cell[rows])
 
-    def traces(self, memory: Memory, tokens: torch.Tensor, image_of_row: torch.Tensor) -> Traces:
+    def traces(self, memory: RegionMemory, tokens: torch.Tensor, image_of_row: torch.Tensor) -> Traces:
         states, weights = (at_tokens(values, tokens != PAD) for values in self._run(memory, tokens, image_of_row))
         return Traces((states,), weights[..., :-1], weights[..., -1])

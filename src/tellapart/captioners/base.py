@@ -1,8 +1,8 @@
-"""The captioner contract: a module that gives p(caption | image). Everything else is built on it.
+"""The captioner interface: a module that computes p(caption | image).
 
-- Captions are strings; a captioner owns its tokens. Token rows hold the words, then the end token, then padding;
-  the start token is implicit.
-- An image is encoded once (`encode`), however many captions are scored against it: rows point to it by `image_of_row`.
+- Captions are strings; each captioner has its own tokens. A token row holds the words, the end token, then padding.
+  The start token is implicit.
+- An image is encoded once (`encode`) for all captions scored against it; `image_of_row` gives the image of each row.
 - Teacher forcing (`forward`, `log_prob`) and stepping (`start`, `step`, `select`) give the same probabilities.
 """
 
@@ -18,18 +18,18 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from tellapart.models import Model, load_model
+from tellapart.models import Model
 from tellapart.text import PAD, START, Vocabulary
 
 
 @dataclass
 class Traces:
-    """What a captioner looked at and thought, for each token (zero at padding).
+    """Hidden states and attention of each token (zero at padding).
 
     Attributes:
         layers: hidden states of each layer, first to last, `[rows, tokens, width]` each.
-        attention: `[rows, tokens, regions]`, weights over the image's regions; `None` for models that do not attend.
-        sentinel: `[rows, tokens]`, β: the weight on language instead of the image; `None` for models without one.
+        attention: weights over the image regions, `[rows, tokens, regions]`; `None` for models without attention.
+        sentinel: β, the weight on language instead of the image, `[rows, tokens]`; `None` for models without one.
     """
 
     layers: tuple[torch.Tensor, ...]
@@ -38,59 +38,56 @@ class Traces:
 
     @property
     def hidden(self) -> torch.Tensor:
-        """The states the words were chosen from: those of the last layer."""
+        """The hidden states of the last layer, from which the words are predicted."""
         return self.layers[-1]
 
 
 class Captioner(Model):
-    """Base of all captioners; see `Model` for the arguments, and how one is made, saved and loaded."""
+    """Base of all captioners; see `Model` for the arguments, and for making, saving and loading one.
+
+    Example:
+        >>> captioner = Captioner.from_pretrained("runs/scenes-cl-1a2b3c4d")                    # doctest: +SKIP
+        >>> memory = captioner.encode(features)                                                 # doctest: +SKIP
+        >>> captioner.log_prob(memory, captioner.tokenize(["a red house"]), torch.tensor([0]))  # doctest: +SKIP
+    """
 
     kind = "captioner"
 
-    # --- what an architecture gives ---------------------------------------------------------------------------
+    # --- implemented by each architecture ---------------------------------------------------------------------
 
     @abstractmethod
     def encode(self, features: torch.Tensor) -> Any:
-        """Region features `[images, regions, width]` -> the memory all captions of these images share."""
+        """Region features `[images, regions, width]` -> the memory that all captions of these images share."""
 
     @abstractmethod
     def hidden(self, memory: Any, tokens: torch.Tensor, image_of_row: torch.Tensor) -> torch.Tensor:
-        """Teacher-forced states `[real tokens, width]`, row by row, padding left out; input of `output`."""
+        """Teacher-forced hidden states `[real tokens, width]`, row by row, without padding; the input of `output`."""
 
     @abstractmethod
     def output(self, hidden: torch.Tensor) -> torch.Tensor:
-        """States -> logits over the vocabulary; `<pad>` and `<start>` are impossible (-inf)."""
+        """Hidden states -> logits over the vocabulary; those of `<pad>` and `<start>` are -inf."""
 
     @abstractmethod
     def start(self, memory: Any, image_of_row: torch.Tensor) -> Any:
-        """The state before the first word. The first `step` is given the start token."""
+        """The state before the first word. Give the start token to the first `step`."""
 
     @abstractmethod
     def step(self, state: Any, token: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Say `token` in every row: log probabilities of the next one `[rows, vocabulary]`, and the new state.
+        """Append one token to each row.
 
-        The log probabilities belong to the caller, who may write into them.
+        Returns the log probabilities of the next token `[rows, vocabulary]`, which the caller may overwrite, and the
+        new state.
         """
 
     @abstractmethod
     def select(self, state: Any, rows: torch.Tensor) -> Any:
-        """The state with these rows, in this order; the memory is shared, not copied."""
+        """The state of these rows, in this order; the memory is shared, not copied."""
 
     @abstractmethod
     def traces(self, memory: Any, tokens: torch.Tensor, image_of_row: torch.Tensor) -> Traces:
         """Hidden states and attention maps of teacher-forced captions."""
 
-    # --- what all share ---------------------------------------------------------------------------------------
-
-    @staticmethod
-    def from_pretrained(folder: str | Path) -> Captioner:
-        """The captioner in a model folder, a checkpoint or a run folder, in eval mode.
-
-        Example:
-            >>> captioner = Captioner.from_pretrained("runs/scenes-cl-1a2b3c4d")   # doctest: +SKIP
-            >>> captioner.save_pretrained("my-model")                              # doctest: +SKIP
-        """
-        return load_captioner(folder)
+    # --- shared -----------------------------------------------------------------------------------------------
 
     def tokenize(self, captions: Sequence[str]) -> torch.Tensor:
         """Token rows `[captions, longest]`: words, end token, padding."""
@@ -115,9 +112,9 @@ class Captioner(Model):
             memory: from `encode`.
             tokens: from `tokenize`, `[rows, tokens]`.
             image_of_row: the image each row is scored against, `[rows]`.
-            per_token: give `[rows, tokens]` (zero at padding) instead of the sum `[rows]`.
+            per_token: return `[rows, tokens]` (zero at padding) instead of the sum `[rows]`.
         """
-        if not len(tokens):  # an empty share of a batch
+        if not len(tokens):  # an empty part of a batch
             return torch.zeros(tokens.shape if per_token else 0, device=tokens.device)
         real = tokens != PAD
         logits = self.output(self.hidden(memory, tokens, image_of_row))
@@ -125,22 +122,27 @@ class Captioner(Model):
         return scores if per_token else scores.sum(dim=1)
 
 
+def load_captioner(folder: str | Path, overrides: dict[str, Any] | None = None) -> Captioner:
+    """Load a captioner from a model folder, a checkpoint or a run folder; see `Model.from_pretrained`."""
+    return Captioner.from_pretrained(folder, overrides)
+
+
 def words_before(tokens: torch.Tensor) -> torch.Tensor:
-    """What was said before each token: the start token, then the tokens themselves, the last one left out."""
+    """The token before each token: the start token, then the tokens without the last one."""
     return functional.pad(tokens[:, :-1], (1, 0), value=START)
 
 
 def at_tokens(values: torch.Tensor, real: torch.Tensor) -> torch.Tensor:
-    """Values of real tokens `[M, ...]` at their places `[rows, tokens, ...]`; zero at padding."""
+    """Put values of real tokens `[M, ...]` at their positions `[rows, tokens, ...]`; zero at padding."""
     full = values.new_zeros(*real.shape, *values.shape[1:])
     full[real] = values
     return full
 
 
 class WordLogits(nn.Linear):
-    """States -> logits over the vocabulary; `<pad>` and `<start>`, which are never said, are ruled out.
+    """Hidden states -> logits over the vocabulary; those of `<pad>` and `<start>` are -inf.
 
-    They are ruled out in the bias, which costs no pass over the logits.
+    The -inf is added to the bias, which costs no extra pass over the logits.
     """
 
     def __init__(self, width: int, vocabulary: Vocabulary) -> None:
@@ -154,26 +156,37 @@ class WordLogits(nn.Linear):
         return functional.linear(input, self.weight, self.bias + self.impossible)
 
 
-def group_by_image(image_of_item: torch.Tensor, images: int) -> tuple[torch.Tensor, int]:
-    """Lay items out as `[images, widest group]`: the flat position of each item, and the widest group.
+@dataclass(frozen=True)
+class Grouping:
+    """Rows grouped by image, so that attention is one batched product per image and regions are never copied.
 
-    Attention over an image's regions is then one batched product per image, and regions are never copied per item.
+    Attributes:
+        place: position of each row in the flattened `[images, size]`.
+        images: number of images.
+        size: number of rows in the largest group.
     """
-    order = torch.argsort(image_of_item, stable=True)
-    counts = torch.bincount(image_of_item, minlength=images)
-    starts = counts.cumsum(0) - counts
-    place = torch.empty_like(order)
-    place[order] = torch.arange(len(order), device=order.device) - starts[image_of_item[order]]
-    width = int(counts.max()) if len(order) else 0
-    return image_of_item * width + place, width
 
+    place: torch.Tensor
+    images: int
+    size: int
 
-def load_captioner(folder: str | Path, overrides: dict[str, Any] | None = None) -> Captioner:
-    """A captioner from a model folder, a checkpoint or a run folder, in eval mode.
+    @classmethod
+    def of(cls, image_of_row: torch.Tensor, images: int) -> Grouping:
+        order = torch.argsort(image_of_row, stable=True)
+        counts = torch.bincount(image_of_row, minlength=images)
+        starts = counts.cumsum(0) - counts
+        place = torch.empty_like(order)
+        place[order] = torch.arange(len(order), device=order.device) - starts[image_of_row[order]]
+        size = max(1, int(counts.max())) if len(order) else 1
+        return cls(image_of_row * size + place, images, size)
 
-    Args:
-        folder: where it is.
-        overrides: settings that differ from the saved ones and change no weight's shape, such as `dropout`.
-    """
-    captioner: Captioner = load_model(folder, "captioner", overrides)
-    return captioner
+    def group(self, rows: torch.Tensor) -> torch.Tensor:
+        """`[rows, n, width]` -> `[images, size * n, width]`; zero where a group has fewer rows."""
+        _, length, width = rows.shape
+        grid = rows.new_zeros(self.images * self.size, length, width).index_copy(0, self.place, rows)
+        return grid.view(self.images, self.size * length, width)
+
+    def ungroup(self, grouped: torch.Tensor) -> torch.Tensor:
+        """`[images, size * n, width]` -> `[rows, n, width]`."""
+        length = grouped.shape[1] // self.size
+        return grouped.reshape(self.images * self.size, length, grouped.shape[-1])[self.place]

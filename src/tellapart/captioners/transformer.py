@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from torch import nn
 from torch.nn import functional
 
-from tellapart.captioners.base import Captioner, Traces, WordLogits, group_by_image, words_before
+from tellapart.captioners.base import Captioner, Grouping, Traces, WordLogits, words_before
 from tellapart.encoders.base import EncoderIdentity
 from tellapart.settings import Section
 from tellapart.text import PAD, Vocabulary
@@ -23,35 +23,35 @@ KeysAndValues = tuple[torch.Tensor, torch.Tensor]  # each [batch, heads, items, 
 class TransformerSettings(Section):
     """Settings of `Transformer`."""
 
-    width: int = Field(512, ge=1, description="of all states")
-    layers: int = Field(6, ge=1, description="of the encoder, and of the decoder")
-    heads: int = Field(8, ge=1)
-    feedforward: int = Field(2048, ge=1, description="width inside the feed-forward networks")
-    dropout: float = Field(0.1, ge=0, lt=1)
-    normalise_first: bool = Field(False, description="normalise before each sub-layer, not after it")
+    width: int = Field(512, ge=1, description="width of all hidden states")
+    layers: int = Field(6, ge=1, description="number of encoder layers, and of decoder layers")
+    heads: int = Field(8, ge=1, description="number of attention heads")
+    feedforward: int = Field(2048, ge=1, description="width of the hidden layer of the feed-forward networks")
+    dropout: float = Field(0.1, ge=0, lt=1, description="dropout of attention weights and after each sub-layer")
+    normalise_first: bool = Field(False, description="normalise before each sub-layer instead of after it")
 
     @model_validator(mode="after")
     def _divides(self) -> TransformerSettings:
         if self.width % self.heads:
-            raise ValueError(f"width must be a multiple of heads ({self.width} is none of {self.heads})")
+            raise ValueError(f"width must be a multiple of heads ({self.width} is not a multiple of {self.heads})")
         return self
 
 
 class MeshedMemorySettings(TransformerSettings):
     """Settings of `MeshedMemory`."""
 
-    layers: int = Field(3, ge=1, description="of the encoder, and of the decoder")
-    slots: int = Field(40, ge=1, description="m: learned keys and values in each encoder layer")
+    layers: int = Field(3, ge=1, description="number of encoder layers, and of decoder layers")
+    slots: int = Field(40, ge=1, description="m: number of learned keys and values in each encoder layer")
 
 
 class Attention(nn.Module):
     """Multi-head attention: softmax(Q Kᵀ / √d) V with learned projections.
 
     Args:
-        width: of queries, keys and values together.
-        heads: how many.
-        dropout: on the weights.
-        slots: so many learned keys and values stand beside those of the items (Cornia et al., eq. 2).
+        width: total width of all heads.
+        heads: number of heads.
+        dropout: dropout of the attention weights.
+        slots: number of learned keys and values added to those of the items (Cornia et al., eq. 2).
     """
 
     def __init__(self, width: int, heads: int, dropout: float, slots: int = 0) -> None:
@@ -65,7 +65,7 @@ class Attention(nn.Module):
         self.slot_keys: nn.Parameter | None = None
         self.slot_values: nn.Parameter | None = None
         if slots:
-            # As large as projected items are, so that they are noticed from the start.
+            # Scaled like projected items, so that they get weight from the start.
             self.slot_keys = nn.Parameter(torch.randn(slots, width) / math.sqrt(width // heads))
             self.slot_values = nn.Parameter(torch.randn(slots, width) / math.sqrt(slots))
 
@@ -74,35 +74,35 @@ class Attention(nn.Module):
         return items.view(batch, length, self.heads, width // self.heads).transpose(1, 2)
 
     def keys_and_values(self, items: torch.Tensor) -> KeysAndValues:
-        """Of items `[batch, items, width]`; the learned slots come last."""
+        """Keys and values of items `[batch, items, width]`; the learned slots come last."""
         keys, values = self.key(items), self.value(items)
         if self.slot_keys is not None and self.slot_values is not None:
             keys = torch.cat([keys, self.slot_keys.expand(len(items), -1, -1)], dim=1)
             values = torch.cat([values, self.slot_values.expand(len(items), -1, -1)], dim=1)
         return self._split(keys), self._split(values)
 
-    def forward(self, asking: torch.Tensor, keys_and_values: KeysAndValues, causal: bool = False) -> torch.Tensor:
-        """`[batch, n, width]` asks; with `causal` the i-th sees the first i items only."""
+    def forward(self, queries: torch.Tensor, keys_and_values: KeysAndValues, causal: bool = False) -> torch.Tensor:
+        """Attend from `[batch, n, width]`; with `causal` the i-th query sees only the first i items."""
         keys, values = keys_and_values
         found = functional.scaled_dot_product_attention(
-            self._split(self.query(asking)),
+            self._split(self.query(queries)),
             keys,
             values,
             dropout_p=self.dropout if self.training else 0.0,
             is_causal=causal,
         )
-        mixed: torch.Tensor = self.mix(found.transpose(1, 2).reshape(asking.shape))
+        mixed: torch.Tensor = self.mix(found.transpose(1, 2).reshape(queries.shape))
         return mixed
 
-    def weights(self, asking: torch.Tensor, keys_and_values: KeysAndValues) -> torch.Tensor:
-        """The attention weights, mean over heads `[batch, n, items]`; only for those who want to see them."""
-        query = self._split(self.query(asking))
+    def weights(self, queries: torch.Tensor, keys_and_values: KeysAndValues) -> torch.Tensor:
+        """Attention weights, mean over heads, `[batch, n, items]`; used for `Traces` only."""
+        query = self._split(self.query(queries))
         scores = query @ keys_and_values[0].transpose(2, 3) / math.sqrt(query.shape[-1])
         return scores.softmax(dim=-1).mean(dim=1)
 
 
 class SubLayer(nn.Module):
-    """Residual, dropout and normalisation around a sub-layer: after it as published, or before it."""
+    """Residual connection, dropout and layer normalisation (after, as published, or before) around a sub-layer."""
 
     def __init__(self, settings: TransformerSettings) -> None:
         super().__init__()
@@ -111,12 +111,12 @@ class SubLayer(nn.Module):
         self.dropout = nn.Dropout(settings.dropout)
 
     def before(self, states: torch.Tensor) -> torch.Tensor:
-        """What the sub-layer is given."""
+        """The input of the sub-layer."""
         return self.norm(states) if self.first else states
 
-    def after(self, states: torch.Tensor, found: torch.Tensor) -> torch.Tensor:
-        """The states with what the sub-layer found."""
-        states = states + self.dropout(found)
+    def after(self, states: torch.Tensor, output: torch.Tensor) -> torch.Tensor:
+        """The states plus the output of the sub-layer."""
+        states = states + self.dropout(output)
         return states if self.first else self.norm(states)
 
 
@@ -130,7 +130,7 @@ def feed_forward(settings: TransformerSettings) -> nn.Sequential:
 
 
 class EncoderLayer(nn.Module):
-    """Regions look at each other, then think."""
+    """Self-attention over regions, then a feed-forward network."""
 
     def __init__(self, settings: TransformerSettings, slots: int = 0) -> None:
         super().__init__()
@@ -140,14 +140,14 @@ class EncoderLayer(nn.Module):
         self.around_think = SubLayer(settings)
 
     def forward(self, regions: torch.Tensor) -> torch.Tensor:
-        seen = self.around_attention.before(regions)
-        regions = self.around_attention.after(regions, self.attention(seen, self.attention.keys_and_values(seen)))
-        thought: torch.Tensor = self.around_think.after(regions, self.think(self.around_think.before(regions)))
-        return thought
+        normal = self.around_attention.before(regions)
+        regions = self.around_attention.after(regions, self.attention(normal, self.attention.keys_and_values(normal)))
+        output: torch.Tensor = self.around_think.after(regions, self.think(self.around_think.before(regions)))
+        return output
 
 
 class DecoderLayer(nn.Module):
-    """Words look at the words before them, then at the image, then think."""
+    """Causal self-attention over words, attention to the image, then a feed-forward network."""
 
     def __init__(self, settings: TransformerSettings) -> None:
         super().__init__()
@@ -158,12 +158,13 @@ class DecoderLayer(nn.Module):
         self.think = feed_forward(settings)
         self.around_think = SubLayer(settings)
 
-    def remember(self, layers: Sequence[torch.Tensor]) -> list[KeysAndValues]:
-        """Keys and values of the image, once for all its captions: of the last encoder layer."""
+    def image_keys_and_values(self, layers: Sequence[torch.Tensor]) -> list[KeysAndValues]:
+        """Keys and values of the image, from the last encoder layer; computed once for all its captions."""
         return [self.look.keys_and_values(layers[-1])]
 
-    def see(self, asking: torch.Tensor, image: Sequence[KeysAndValues], grouping: Grouping) -> torch.Tensor:
-        return grouping.apart(self.look(grouping.together(asking), image[0]))
+    def attend_to_image(self, words: torch.Tensor, image: Sequence[KeysAndValues], grouping: Grouping) -> torch.Tensor:
+        """Attention from words to the image, `[rows, n, width]`."""
+        return grouping.ungroup(self.look(grouping.group(words), image[0]))
 
     def forward(
         self,
@@ -172,70 +173,45 @@ class DecoderLayer(nn.Module):
         grouping: Grouping,
         past: KeysAndValues | None = None,
     ) -> tuple[torch.Tensor, KeysAndValues]:
-        """`[rows, n, width]` -> the same, and keys and values of all words so far. With a past, n is 1."""
-        asking = self.around_attention.before(words)
-        now = self.attention.keys_and_values(asking)
+        """New states `[rows, n, width]`, and keys and values of all words so far. With a past, n is 1."""
+        normal = self.around_attention.before(words)
+        now = self.attention.keys_and_values(normal)
         if past is not None:
             now = (torch.cat([past[0], now[0]], dim=2), torch.cat([past[1], now[1]], dim=2))
-        words = self.around_attention.after(words, self.attention(asking, now, causal=past is None))
-        words = self.around_look.after(words, self.see(self.around_look.before(words), image, grouping))
+        words = self.around_attention.after(words, self.attention(normal, now, causal=past is None))
+        words = self.around_look.after(words, self.attend_to_image(self.around_look.before(words), image, grouping))
         words = self.around_think.after(words, self.think(self.around_think.before(words)))
         return words, now
 
-    def looked_at(self, asking: torch.Tensor, image: Sequence[KeysAndValues], grouping: Grouping) -> torch.Tensor:
-        """Attention weights over the image's regions `[rows, n, regions]`, mean over heads (and encoder layers)."""
-        together = grouping.together(self.around_look.before(asking))
-        weights = torch.stack([self.look.weights(together, one) for one in image]).mean(dim=0)
-        return grouping.apart(weights)
+    def image_weights(self, words: torch.Tensor, image: Sequence[KeysAndValues], grouping: Grouping) -> torch.Tensor:
+        """Attention weights over regions, `[rows, n, regions]`, mean over heads (and encoder layers)."""
+        grouped = grouping.group(self.around_look.before(words))
+        weights = torch.stack([self.look.weights(grouped, one) for one in image]).mean(dim=0)
+        return grouping.ungroup(weights)
 
 
 class MeshedDecoderLayer(DecoderLayer):
-    """Looks at every encoder layer, each behind a gate (Cornia et al., eq. 4–6)."""
+    """A decoder layer with gated attention to every encoder layer (Cornia et al., eq. 4–6)."""
 
     def __init__(self, settings: TransformerSettings) -> None:
         super().__init__(settings)
         self.gates = nn.ModuleList(nn.Linear(2 * settings.width, settings.width) for _ in range(settings.layers))
 
-    def remember(self, layers: Sequence[torch.Tensor]) -> list[KeysAndValues]:
+    def image_keys_and_values(self, layers: Sequence[torch.Tensor]) -> list[KeysAndValues]:
         return [self.look.keys_and_values(layer) for layer in layers]
 
-    def see(self, asking: torch.Tensor, image: Sequence[KeysAndValues], grouping: Grouping) -> torch.Tensor:
-        together = grouping.together(asking)
-        found = [grouping.apart(self.look(together, one)) for one in image]
+    def attend_to_image(self, words: torch.Tensor, image: Sequence[KeysAndValues], grouping: Grouping) -> torch.Tensor:
+        grouped = grouping.group(words)
+        found = [grouping.ungroup(self.look(grouped, one)) for one in image]
         gated = [
-            torch.sigmoid(gate(torch.cat([asking, one], dim=-1))) * one
+            torch.sigmoid(gate(torch.cat([words, one], dim=-1))) * one
             for gate, one in zip(self.gates, found, strict=True)
         ]
         return torch.stack(gated).sum(dim=0) / math.sqrt(len(found))
 
 
 @dataclass(frozen=True)
-class Grouping:
-    """Rows of one image side by side, so that an image's keys and values are never copied per caption."""
-
-    place: torch.Tensor  # of each row in [images, group]
-    images: int
-    group: int
-
-    @classmethod
-    def of(cls, image_of_row: torch.Tensor, images: int) -> Grouping:
-        place, group = group_by_image(image_of_row, images)
-        return cls(place, images, max(1, group))
-
-    def together(self, rows: torch.Tensor) -> torch.Tensor:
-        """`[rows, n, width]` -> `[images, group * n, width]`."""
-        _, length, width = rows.shape
-        grid = rows.new_zeros(self.images * self.group, length, width).index_copy(0, self.place, rows)
-        return grid.view(self.images, self.group * length, width)
-
-    def apart(self, grouped: torch.Tensor) -> torch.Tensor:
-        """The way back."""
-        length = grouped.shape[1] // self.group
-        return grouped.reshape(self.images * self.group, length, grouped.shape[-1])[self.place]
-
-
-@dataclass(frozen=True)
-class Memory:
+class TransformerMemory:
     """Keys and values of the images for each decoder layer."""
 
     layers: list[list[KeysAndValues]]
@@ -243,31 +219,30 @@ class Memory:
 
 
 @dataclass(frozen=True)
-class State:
-    """Keys and values of the words said so far, for each decoder layer."""
+class TransformerState:
+    """Keys and values of the words so far, for each decoder layer."""
 
-    memory: Memory
+    memory: TransformerMemory
     image_of_row: torch.Tensor
     past: list[KeysAndValues]
     length: int
 
 
 class Transformer(Captioner):
-    """The Transformer: an encoder over the image's regions, a decoder over words.
+    """The Transformer (Vaswani et al. 2017): an encoder over image regions, a decoder over words.
 
-    ::
+    Use it for larger data sets; on small ones `AdaptiveAttention` trains faster::
 
         X_0 = norm(W a),   X_{l+1} = FFN(SelfAttention(X_l))
         Y_0 = √d E w + sinusoids,   Y_{l+1} = FFN(Attention(CausalSelfAttention(Y_l), X_L))
         p = softmax(W_p Y_L)
 
-    each sub-layer with a residual connection, dropout and layer normalisation. Teacher forcing computes all tokens at
-    once, stepping keeps keys and values. An image's keys and values are computed once and shared by its captions.
+    Each sub-layer has a residual connection, dropout and layer normalisation. Teacher forcing computes all tokens at
+    once; stepping caches keys and values. Keys and values of an image are computed once and shared by its captions.
 
     Args:
         settings: see `TransformerSettings`.
-        vocabulary: the words it can say.
-        encoder: identity of the features it reads.
+        vocabulary, encoder: see `Model`.
 
     Example:
         >>> captioner = Transformer(TransformerSettings(width=256, layers=3), vocabulary, encoder)   # doctest: +SKIP
@@ -285,7 +260,7 @@ class Transformer(Captioner):
         self.encoder_layers = self._encoder_layers(settings)
         self.word = nn.Embedding(len(vocabulary), settings.width)
         self.decoder_layers = self._decoder_layers(settings)
-        # States that were normalised before each sub-layer are so once more at the end.
+        # With normalisation before each sub-layer, the last states need one more.
         self.last_of_encoder = nn.LayerNorm(settings.width) if settings.normalise_first else nn.Identity()
         self.last_of_decoder = nn.LayerNorm(settings.width) if settings.normalise_first else nn.Identity()
         self.dropout = nn.Dropout(settings.dropout)
@@ -304,17 +279,17 @@ class Transformer(Captioner):
     def _decoder_layers(self, settings: TransformerSettings) -> nn.ModuleList:
         return nn.ModuleList(DecoderLayer(settings) for _ in range(settings.layers))
 
-    # --- the equations ----------------------------------------------------------------------------------------
+    # --- equations --------------------------------------------------------------------------------------------
 
-    def encode(self, features: torch.Tensor) -> Memory:
+    def encode(self, features: torch.Tensor) -> TransformerMemory:
         regions = self.normalise_region(self.dropout(functional.relu(self.region(self.normalise(features)))))
         outputs = []
         for layer in self.encoder_layers:
             regions = layer(regions)
             outputs.append(regions)
         outputs = [self.last_of_encoder(output) for output in outputs]
-        layers = [layer.remember(outputs) for layer in self._layers()]
-        return Memory(layers, len(features))
+        layers = [layer.image_keys_and_values(outputs) for layer in self._layers()]
+        return TransformerMemory(layers, len(features))
 
     def _layers(self) -> list[DecoderLayer]:
         return [layer for layer in self.decoder_layers if isinstance(layer, DecoderLayer)]
@@ -324,10 +299,10 @@ class Transformer(Captioner):
         embedded: torch.Tensor = self.dropout(self.word(tokens) * math.sqrt(self.settings.width) + positions)
         return embedded
 
-    def _run(self, memory: Memory, tokens: torch.Tensor, image_of_row: torch.Tensor) -> list[torch.Tensor]:
+    def _run(self, memory: TransformerMemory, tokens: torch.Tensor, image_of_row: torch.Tensor) -> list[torch.Tensor]:
         """Teacher-forced states before and after each decoder layer, `[rows, tokens, width]`.
 
-        Padding stands at the end, where no real token looks.
+        Padding comes last, and attention only looks back, so padding changes no real token.
         """
         grouping = Grouping.of(image_of_row, memory.images)
         words = self._embed(words_before(tokens), 0)
@@ -337,9 +312,9 @@ class Transformer(Captioner):
             states.append(words)
         return states
 
-    # --- the contract -----------------------------------------------------------------------------------------
+    # --- captioner interface ----------------------------------------------------------------------------------
 
-    def hidden(self, memory: Memory, tokens: torch.Tensor, image_of_row: torch.Tensor) -> torch.Tensor:
+    def hidden(self, memory: TransformerMemory, tokens: torch.Tensor, image_of_row: torch.Tensor) -> torch.Tensor:
         last: torch.Tensor = self.last_of_decoder(self._run(memory, tokens, image_of_row)[-1][tokens != PAD])
         return last
 
@@ -347,12 +322,12 @@ class Transformer(Captioner):
         logits: torch.Tensor = self.predict(hidden)
         return logits
 
-    def start(self, memory: Memory, image_of_row: torch.Tensor) -> State:
+    def start(self, memory: TransformerMemory, image_of_row: torch.Tensor) -> TransformerState:
         heads, width = self.settings.heads, self.settings.width
         nothing = self.positions.new_zeros(len(image_of_row), heads, 0, width // heads)
-        return State(memory, image_of_row, [(nothing, nothing)] * self.settings.layers, 0)
+        return TransformerState(memory, image_of_row, [(nothing, nothing)] * self.settings.layers, 0)
 
-    def step(self, state: State, token: torch.Tensor) -> tuple[torch.Tensor, State]:
+    def step(self, state: TransformerState, token: torch.Tensor) -> tuple[torch.Tensor, TransformerState]:
         grouping = Grouping.of(state.image_of_row, state.memory.images)
         words = self._embed(token[:, None], state.length)
         past = []
@@ -360,30 +335,30 @@ class Transformer(Captioner):
             words, now = layer(words, image, grouping, before)
             past.append(now)
         log_probs = self.output(self.last_of_decoder(words[:, 0])).float().log_softmax(dim=1)
-        return log_probs, State(state.memory, state.image_of_row, past, state.length + 1)
+        return log_probs, TransformerState(state.memory, state.image_of_row, past, state.length + 1)
 
-    def select(self, state: State, rows: torch.Tensor) -> State:
+    def select(self, state: TransformerState, rows: torch.Tensor) -> TransformerState:
         past = [(keys[rows], values[rows]) for keys, values in state.past]
-        return State(state.memory, state.image_of_row[rows], past, state.length)
+        return TransformerState(state.memory, state.image_of_row[rows], past, state.length)
 
-    def traces(self, memory: Memory, tokens: torch.Tensor, image_of_row: torch.Tensor) -> Traces:
+    def traces(self, memory: TransformerMemory, tokens: torch.Tensor, image_of_row: torch.Tensor) -> Traces:
         states = self._run(memory, tokens, image_of_row)
         grouping = Grouping.of(image_of_row, memory.images)
         layer, image = self._layers()[-1], memory.layers[-1]
         before = states[-2]
-        asking = layer.around_attention.before(before)
-        own = layer.attention(asking, layer.attention.keys_and_values(asking), causal=True)
-        attention = layer.looked_at(layer.around_attention.after(before, own), image, grouping)
+        normal = layer.around_attention.before(before)
+        own = layer.attention(normal, layer.attention.keys_and_values(normal), causal=True)
+        attention = layer.image_weights(layer.around_attention.after(before, own), image, grouping)
         real = (tokens != PAD)[..., None]
         layers = [*states[1:-1], self.last_of_decoder(states[-1])]
         return Traces(tuple(layer_states * real for layer_states in layers), attention * real)
 
 
 class MeshedMemory(Transformer):
-    """The meshed-memory Transformer (M²).
+    """The meshed-memory Transformer (M², Cornia et al. 2020).
 
-    The encoder's attention has m learned keys and values beside the regions' own; the decoder looks at *every* encoder
-    layer, each behind a gate::
+    A stronger variant of `Transformer`. The encoder's attention has m learned keys and values besides those of the
+    regions; the decoder attends to *every* encoder layer, each with a gate::
 
         M_mem(X) = Attention(W_q X, [W_k X; M_k], [W_v X; M_v])                     (2–3)
         M_mesh(X̃, Y) = Σ_i α_i ⊙ C(X_i, Y) / √layers,   C(X_i, Y) = Attention(Y, X_i)       (4–5)
@@ -391,8 +366,7 @@ class MeshedMemory(Transformer):
 
     Args:
         settings: see `MeshedMemorySettings`.
-        vocabulary: the words it can say.
-        encoder: identity of the features it reads.
+        vocabulary, encoder: see `Model`.
 
     Example:
         >>> captioner = MeshedMemory(MeshedMemorySettings(width=256), vocabulary, encoder)   # doctest: +SKIP
@@ -411,7 +385,7 @@ class MeshedMemory(Transformer):
 
 
 def sinusoids(length: int, width: int) -> torch.Tensor:
-    """Position signals `[length, width]`: sines and cosines of falling frequency."""
+    """Position encodings `[length, width]`: sines and cosines of falling frequency."""
     position = torch.arange(length)[:, None]
     frequency = torch.exp(-math.log(10000.0) * torch.arange(0, width, 2) / width)
     signal = torch.zeros(length, width)

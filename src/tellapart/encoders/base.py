@@ -107,11 +107,6 @@ class GridEncoder(ABC):
             return image
         return image.resize((self.size, self.size), self.resample)
 
-    def preprocessing(self) -> str:
-        """The preprocessing, as part of the identity."""
-        mean, std = (", ".join(f"{value:.6g}" for value in values) for values in (self.mean, self.std))
-        return f"squeeze to {self.size}×{self.size} {self.resample.name.lower()}, (x-[{mean}])/[{std}]"
-
     def pixels(self, images: Sequence[Image.Image]) -> np.ndarray:
         """Pictures as the network's input `[N, 3, size, size]`, float32."""
         squeezed = np.stack([np.asarray(self.squeeze(image)) for image in images])
@@ -134,6 +129,39 @@ class GridEncoder(ABC):
         pixels = self.pixels(images)
         with self._running:
             return self.run(pixels)
+
+
+class TorchEncoder(GridEncoder):
+    """Base of encoders that run in torch, one call at a time.
+
+    Args:
+        name: the full name of the encoder.
+        threads: see `GridEncoder`.
+        device: where torch runs (default: the CPU).
+    """
+
+    def __init__(self, name: str, threads: int | None, device: str | None) -> None:
+        super().__init__(threads, runs=1)
+        self.name = name
+        self.device = check_device(device) if device is not None else "cpu"
+
+    @property
+    @abstractmethod
+    def grid(self) -> torch.nn.Module:
+        """The network from pixels to `[N, regions, width]`, on the device."""
+
+    def run(self, pixels: np.ndarray) -> np.ndarray:
+        return run_torch(self.grid, pixels, self.device)
+
+    def preprocessing(self) -> str:
+        """The preprocessing in an identity: size, resampling, mean and standard deviation."""
+        mean, std = (", ".join(f"{value:.6g}" for value in values) for values in (self.mean, self.std))
+        return f"squeeze to {self.size}×{self.size} {self.resample.name.lower()}, (x-[{mean}])/[{std}]"
+
+    def output_shape(self) -> tuple[int, int]:
+        """Number and width of the regions, from a run on a black picture."""
+        _, regions, width = self.run(np.zeros((1, 3, self.size, self.size), np.float32)).shape
+        return regions, width
 
 
 def run_torch(grid: torch.nn.Module, pixels: np.ndarray, device: str) -> np.ndarray:

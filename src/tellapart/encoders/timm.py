@@ -9,18 +9,17 @@ import hashlib
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from PIL import Image
 
-from tellapart.encoders.base import EncoderIdentity, GridEncoder, check_device, run_torch
+from tellapart.encoders.base import EncoderIdentity, TorchEncoder
 from tellapart.errors import MissingExtraError, RecipeError, StoreError
 
 if TYPE_CHECKING:
     import torch
 
 
-class TimmModel(GridEncoder):
-    """The last feature map, or the patch tokens, from a timm model's `forward_features`.
+class TimmModel(TorchEncoder):
+    """The last feature map, or the patch tokens, that a timm model's `forward_features` gives.
 
     Args:
         name: `timm:` and a model name, such as `timm:resnet50.a1_in1k`, or `timm:local-dir:FOLDER`.
@@ -29,8 +28,7 @@ class TimmModel(GridEncoder):
     """
 
     def __init__(self, name: str, threads: int | None = None, device: str | None = None) -> None:
-        super().__init__(threads, runs=1)
-        self.name = name
+        super().__init__(name, threads, device)
         _, _, self.model = name.partition(":")
         if not self.model:
             raise RecipeError(f"encoder '{name}': name a model, e.g. timm:resnet50.a1_in1k")
@@ -39,7 +37,6 @@ class TimmModel(GridEncoder):
         except ImportError as error:
             # timm may be installed without torchvision, which it needs.
             raise MissingExtraError(getattr(error, "name", None) or "timm", "timm") from None
-        self.device = check_device(device) if device is not None else "cpu"
         self._network = self._load(timm)
         settings = self._network.pretrained_cfg
         _, height, width = settings["input_size"]
@@ -66,20 +63,10 @@ class TimmModel(GridEncoder):
 
     @cached_property
     def identity(self) -> EncoderIdentity:
-        _, regions, width = self.run(np.zeros((1, 3, self.size, self.size), np.float32)).shape
-        return EncoderIdentity(
-            name=self.name,
-            weights=digest_of_weights(self._network),
-            preprocessing=self.preprocessing(),
-            regions=regions,
-            width=width,
-        )
-
-    def run(self, pixels: np.ndarray) -> np.ndarray:
-        return run_torch(self._grid, pixels, self.device)
+        return EncoderIdentity(self.name, digest_of_weights(self._network), self.preprocessing(), *self.output_shape())
 
     @cached_property
-    def _grid(self) -> torch.nn.Module:
+    def grid(self) -> torch.nn.Module:
         import torch
 
         class Grid(torch.nn.Module):

@@ -27,7 +27,7 @@ from tellapart.decoding.search import decode_store
 from tellapart.errors import DataError, RunError
 from tellapart.evaluation.caption_files import captions_of_images
 from tellapart.evaluation.caption_scorer import SAMPLES, SEED, CaptionScorer, Measured, mean_of_measured
-from tellapart.evaluation.judge import Judge, Ranking, rank_captions
+from tellapart.evaluation.judge import CaptionRanks, Judge, rank_captions
 from tellapart.evaluation.self_retrieval import KS, SHOWN
 from tellapart.evaluation.similar_images import cider_between_similar, clip_scores_under, consensus_captions
 from tellapart.files import find_or_make, find_or_make_rows, read_jsonl, write_json, write_jsonl
@@ -427,7 +427,7 @@ def self_retrieval_study(
     return SelfRetrievalStudy(folder, figures)
 
 
-def _recalls(ranking: Ranking) -> dict[str, float]:
+def _recalls(ranking: CaptionRanks) -> dict[str, float]:
     summary = ranking.summary()
     figures: dict[str, float] = {}
     for k, recall in summary.recalls.items():

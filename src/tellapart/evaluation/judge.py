@@ -77,7 +77,7 @@ class Judge:
 
 
 @dataclass(frozen=True)
-class Ranking:
+class CaptionRanks:
     """Ranks of the images that captions were written for; one caption per image.
 
     Attributes:
@@ -102,7 +102,7 @@ class Ranking:
 
 def rank_captions(
     judge: Judge, ids: Sequence[str], captions: Sequence[str], *, shown: int = 0, part: Part = WHOLE
-) -> Ranking | None:
+) -> CaptionRanks | None:
     """Rank these images for each caption; caption t belongs to image t.
 
     Args:
@@ -145,7 +145,7 @@ def rank_captions(
 
     content = find_or_make(path, wanted[found], make)
     shutil.rmtree(blocks, ignore_errors=True)
-    return Ranking(
+    return CaptionRanks(
         np.array(content["ranks"], dtype=np.int64),
         np.array([-np.inf if score is None else score for score in content["scores"]]),
         content["score_name"],

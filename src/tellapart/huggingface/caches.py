@@ -1,11 +1,10 @@
-"""Key/value caches in which the image's part is kept once an image, however many captions look at it.
+"""Key/value caches for transformers that store the keys and values of an image once for all its captions.
 
-They stand where transformers puts its own. A decoder that attends across to the image (BLIP, GPT-2, BERT) computes the
-image's keys and values for each *image*; a row's attention then takes those of its image. In GIT, where the image is
-the beginning of the text, each row's own keys and values follow those of its image. What a state keeps between steps
-is small: the rows' own keys and values.
+In a decoder with cross-attention (BLIP, GPT-2, BERT), keys and values of the regions are computed per *image*, and each
+row uses those of its image. In GIT, the keys and values of a row follow those of its image. Between steps, a state
+keeps only the keys and values of the text.
 
-This module imports transformers; import it only where that is wanted.
+This module imports transformers; import it only where needed.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import torch
 
 try:
     from transformers.cache_utils import Cache, DynamicLayer, EncoderDecoderCache
-except ImportError:  # somebody only reads this module; who makes a captioner is told what is missing before
+except ImportError:  # the module can be imported without transformers; making a captioner raises an error
     Cache = DynamicLayer = EncoderDecoderCache = object  # type: ignore[assignment, misc]
 
 # Keys and values, `[rows or images, heads, positions, width]` each.
@@ -25,7 +24,7 @@ Pairs = tuple[Pair, ...]
 
 
 class OwnLayer(DynamicLayer):  # type: ignore[no-untyped-call]
-    """A row's own keys and values, those so far and those to come; the tensors given are not changed."""
+    """Keys and values of the text of each row; the given tensors are not changed."""
 
     def __init__(self, pair: Pair | None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -35,7 +34,7 @@ class OwnLayer(DynamicLayer):  # type: ignore[no-untyped-call]
 
 
 class PrefixedLayer(OwnLayer):  # type: ignore[no-untyped-call]
-    """A row's own keys and values, after those of its image."""
+    """Keys and values of the image of each row, followed by those of its text."""
 
     def __init__(self, pair: Pair | None, image: Pair, image_of_row: torch.Tensor | None) -> None:
         super().__init__(pair)
@@ -56,21 +55,21 @@ class PrefixedLayer(OwnLayer):  # type: ignore[no-untyped-call]
 
 
 class ImageLayer(DynamicLayer):  # type: ignore[no-untyped-call]
-    """An image's keys and values, given to each of its rows."""
+    """Keys and values of the images, looked up for each row."""
 
     def __init__(self, pair: Pair | None, image_of_row: torch.Tensor | None) -> None:
-        # Not super(): it would set keys and values, which are looked up anew each time here.
+        # No super().__init__(): it would set keys and values, which are properties here.
         self.pair = pair
         self.image_of_row = image_of_row
 
     @property
     def keys(self) -> torch.Tensor:  # type: ignore[override]
-        assert self.pair is not None, "read before it was filled"
+        assert self.pair is not None, "not filled yet"
         return of_rows(self.pair[0], self.image_of_row)
 
     @property
     def values(self) -> torch.Tensor:  # type: ignore[override]
-        assert self.pair is not None, "read before it was filled"
+        assert self.pair is not None, "not filled yet"
         return of_rows(self.pair[1], self.image_of_row)
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any) -> Pair:
@@ -82,19 +81,19 @@ class ImageLayer(DynamicLayer):  # type: ignore[no-untyped-call]
 
 
 def of_rows(images: torch.Tensor, image_of_row: torch.Tensor | None) -> torch.Tensor:
-    """What belongs to each row's image; `None` stands for one row an image, in order, where nothing is copied."""
+    """Values of each row's image; `None` means one row per image, in order, and copies nothing."""
     return images if image_of_row is None else images[image_of_row]
 
 
 def rows_of_images(image_of_row: torch.Tensor, images: int) -> torch.Tensor | None:
-    """`image_of_row`, or `None` where each image has one row and they are in order."""
+    """`image_of_row`, or `None` if each image has one row, in order."""
     if len(image_of_row) != images:
         return image_of_row
     return None if torch.equal(image_of_row, torch.arange(images, device=image_of_row.device)) else image_of_row
 
 
 def crossing_cache(layers: int, own: Pairs, images: Pairs, image_of_row: torch.Tensor | None) -> Any:
-    """For a decoder that attends across; `images` is empty the first time, and filled then."""
+    """The cache of a decoder with cross-attention; `images` is empty at the first step."""
     return EncoderDecoderCache(
         Cache([OwnLayer(own[layer] if own else None) for layer in range(layers)]),
         Cache([ImageLayer(images[layer] if images else None, image_of_row) for layer in range(layers)]),
@@ -102,18 +101,18 @@ def crossing_cache(layers: int, own: Pairs, images: Pairs, image_of_row: torch.T
 
 
 def prefixed_cache(own: Pairs, images: Pairs, image_of_row: torch.Tensor | None) -> Any:
-    """For a decoder whose text follows the image."""
+    """The cache of a decoder whose text follows the image (GIT)."""
     return Cache(
         [PrefixedLayer(own[layer] if own else None, image, image_of_row) for layer, image in enumerate(images)]
     )
 
 
 def own_pairs(cache: Any) -> Pairs:
-    """The rows' own keys and values after a pass."""
+    """Keys and values of the text after a forward pass."""
     cache = getattr(cache, "self_attention_cache", cache)
     return tuple((layer.keys, layer.values) for layer in cache.layers)
 
 
 def image_pairs(cache: Any) -> Pairs:
-    """The images' keys and values after a pass of a decoder that attends across."""
+    """Keys and values of the images after a forward pass of a decoder with cross-attention."""
     return tuple(layer.pair for layer in cache.cross_attention_cache.layers)

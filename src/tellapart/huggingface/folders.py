@@ -1,4 +1,4 @@
-"""Reading model folders of Hugging Face transformers: configuration, weights, preprocessing. Nothing is downloaded."""
+"""Read model folders of Hugging Face transformers: configuration, weights, preprocessing. Nothing is downloaded."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from tellapart.errors import MissingExtraError, StoreError
 from tellapart.files import read_json
 
-# What `config.json` calls a family, as a dual encoder or alone.
+# `model_type` in `config.json` -> family.
 FAMILIES = {
     "clip": "clip",
     "clip_vision_model": "clip",
@@ -23,7 +23,7 @@ FAMILIES = {
 
 
 def need_transformers() -> None:
-    """Say how to get transformers, if it is missing."""
+    """Raise an error with the extra to install if transformers is missing."""
     try:
         import transformers  # noqa: F401
     except ImportError:
@@ -31,18 +31,25 @@ def need_transformers() -> None:
 
 
 def model_type(folder: Path) -> str:
-    """What `config.json` says a model is."""
+    """The `model_type` in `config.json`."""
     return str(read_json(folder / "config.json", "model configuration").get("model_type"))
 
 
+def text_positions(config: Any) -> int:
+    """Maximum number of tokens of a text model."""
+    # The position numbers of these start after the id of the padding token.
+    unused = config.pad_token_id + 1 if config.model_type in ("mpnet", "roberta") else 0
+    return int(config.max_position_embeddings - unused)
+
+
 def read_model(name: str, folder: Path, title: str, needed: Callable[[str], bool] = lambda key: True) -> Any:
-    """A model in a folder, as transformers has it; float32, in eval mode.
+    """Load a model of transformers in float32 and eval mode.
 
     Args:
-        name: of its class in transformers.
+        name: its class in transformers.
         folder: where its configuration and weights are.
-        title: what to call it where weights are missing.
-        needed: which weights must be there, by their names; by default all.
+        title: its name in errors.
+        needed: whether the weight of a name must be there; by default all.
     """
     import transformers
 
@@ -61,7 +68,13 @@ def read_model(name: str, folder: Path, title: str, needed: Callable[[str], bool
 
 
 def find_folder(name: str, model: str, what: str = "encoder") -> Path:
-    """The folder of a model that is on this machine; `what` and `name` say who asks for it."""
+    """The folder of a model on this machine.
+
+    Args:
+        name: value of the setting, for errors.
+        model: a folder, or the id of a model in the Hugging Face cache.
+        what: name of the setting, for errors.
+    """
     folder = Path(model).expanduser()
     if (folder / "config.json").exists():
         return folder
@@ -71,18 +84,18 @@ def find_folder(name: str, model: str, what: str = "encoder") -> Path:
 
     try:
         found = Path(snapshot_download(model, local_files_only=True))
-    except (OSError, ValueError):  # not there; not even an id
+    except (OSError, ValueError):  # not in the cache, or not a valid id
         found = None
     if found is None or not (found / "config.json").exists():
         raise StoreError(
-            f"{what} '{name}': '{model}' is neither a folder here nor a model in the Hugging Face cache of this "
-            f"machine; nothing is downloaded unasked: get it with 'hf download {model}', or give its folder"
+            f"{what} '{name}': '{model}' is neither a folder nor a model in the Hugging Face cache of this machine; "
+            f"download it with 'hf download {model}', or give its folder"
         )
     return found
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files that hold the weights: those transformers loads when a folder has several kinds."""
+    """The weight files that transformers loads from a folder."""
     for whole in ("model.safetensors", "pytorch_model.bin"):
         if (folder / whole).exists():
             return [folder / whole]
@@ -93,11 +106,11 @@ def weight_files(folder: Path) -> list[Path]:
             if missing:
                 raise StoreError(f"{folder}: {missing[0]} is missing; get the model again")
             return shards
-    raise StoreError(f"{folder}: no weights are here (model.safetensors or pytorch_model.bin); get the model again")
+    raise StoreError(f"{folder}: holds no weights (model.safetensors or pytorch_model.bin); get the model again")
 
 
 def preprocessor_settings(folder: Path) -> dict[str, Any]:
-    """What the model's image processor does, from either of the files that transformers writes."""
+    """Settings of the model's image processor, from either of the files that transformers writes."""
     alone, together = folder / "preprocessor_config.json", folder / "processor_config.json"
     settings: dict[str, Any] | None = None
     if alone.exists():
@@ -110,20 +123,20 @@ def preprocessor_settings(folder: Path) -> dict[str, Any]:
 
 
 def square_size(folder: Path, settings: dict[str, Any]) -> int:
-    """The side of the square that goes into the network: the crop's where there is one, else the size's."""
+    """Side of the network's input in pixels: the crop size if pictures are cropped, otherwise the size."""
     size = settings.get("crop_size") if settings.get("do_center_crop") else None
     size = size or settings.get("size")
     if isinstance(size, dict):
         sides = {size[key] for key in ("height", "width", "shortest_edge") if size.get(key)}
         size = sides.pop() if len(sides) == 1 else None
     if not isinstance(size, int):
-        raise StoreError(f"{folder}: the preprocessor configuration names no square size")
+        raise StoreError(f"{folder}: the preprocessor configuration has no square size; use another model")
     return size
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without progress bars and reports of another tower's weights, which are rightly left out."""
+    """Turn off progress bars and warnings of transformers, for example about unused weights."""
     from transformers.utils import logging as typed_in_part
 
     logging: Any = typed_in_part

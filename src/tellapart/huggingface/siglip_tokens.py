@@ -1,8 +1,8 @@
-"""SigLIP's texts as its text tower wants them: the tokenizer's own tokens, cut and padded to all positions.
+"""Tokenizers of SigLIP and SigLIP 2, cut and padded to all positions of the text tower.
 
-The tokenizer of the first SigLIP drops case and punctuation, then asks a SentencePiece model, for which transformers
-needs the package `sentencepiece`. Here it is rebuilt from the same file as a tokenizer of `tokenizers`, which needs
-nothing more and fits into a model folder. SigLIP 2 (of fixed resolution) has a tokenizer of that kind already.
+The tokenizer of the first SigLIP removes case and punctuation, then uses a SentencePiece model, for which transformers
+needs the package `sentencepiece`. Here it is rebuilt as a tokenizer of `tokenizers`, which needs no other package and
+can be saved in a model folder. SigLIP 2 (with fixed resolution) already has such a tokenizer.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from tellapart.errors import StoreError
 from tellapart.files import read_json
 from tellapart.huggingface.tokens import HuggingFaceTokens, read_tokenizer
 
-UNIGRAM = 1  # the kind of SentencePiece model that SigLIP has
+UNIGRAM = 1  # the type of SigLIP's SentencePiece model
 
 
 def siglip_tokens(folder: Path, size: int, positions: int) -> HuggingFaceTokens:
-    """The tokens of the SigLIP in a folder; its `tokenizer.encode` gives as many ids as there are positions.
+    """The tokens of a SigLIP; `tokenizer.encode` pads to all positions.
 
     Args:
-        folder: where the model is.
-        size: how many tokens the text tower knows.
-        positions: how many it reads.
+        folder: folder of the model.
+        size: number of tokens of the text tower.
+        positions: number of positions of the text tower.
 
     Example:
         >>> tokens = siglip_tokens(folder, size=32000, positions=64)   # doctest: +SKIP
@@ -43,23 +43,23 @@ def siglip_tokens(folder: Path, size: int, positions: int) -> HuggingFaceTokens:
         missing = "end" if end is None else "padding"
         raise StoreError(f"{folder}: its tokenizer has no {missing} token; use the one the model was trained with")
     if settings.get("do_lower_case") and not rebuilt:
-        # SigLIP 2 learnt from lower case. Its tokenizer's settings say so, but transformers' Gemma does not do it.
+        # SigLIP 2 was trained on lower case. Its tokenizer has that setting, but transformers ignores it.
         after = [] if tokenizer.normalizer is None else [tokenizer.normalizer]
         tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *after])
     tokenizer.enable_truncation(max_length=positions)
     tokenizer.enable_padding(direction=found.padding_side, pad_id=pad, pad_token=found.pad_token, length=positions)
-    # There is no start token; where one must be named, the end token stands for it.
+    # There is no start token; the end token is used instead.
     return HuggingFaceTokens(tokenizer, size, end, end, pad, found.unk_token_id, max_words=positions - 1)
 
 
 def from_sentencepiece(path: Path, settings: dict[str, Any]) -> Any:
-    """What transformers' `SiglipTokenizer` does with a SentencePiece model, as a tokenizer of `tokenizers`.
+    """Rebuild transformers' `SiglipTokenizer` as a tokenizer of `tokenizers`.
 
-    They differ only on captions that spell out a special token, such as `</s>`.
+    They differ only on captions that contain a special token, such as `</s>`.
 
     Args:
         path: the SentencePiece model.
-        settings: those of `tokenizer_config.json`.
+        settings: content of `tokenizer_config.json`.
     """
     import transformers
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
@@ -104,8 +104,8 @@ def _read_sentencepiece(path: Path) -> Any:
     model = import_protobuf().ModelProto
     try:
         proto = model.FromString(path.read_bytes())
-    except Exception as error:  # protobuf's own, which differs between its versions
+    except Exception as error:  # the type depends on the version of protobuf
         raise StoreError(f"{path}: not a SentencePiece model ({error}); get the model again") from None
     if proto.trainer_spec.model_type != UNIGRAM or not proto.pieces:
-        raise StoreError(f"{path}: not a unigram model, which a SigLIP has; get the model again")
+        raise StoreError(f"{path}: not a unigram model, as SigLIP needs; get the model again")
     return proto

@@ -1,4 +1,4 @@
-"""The tokens of a Hugging Face tokenizer in the row order that everything here relies on, and their model folder."""
+"""The tokens of a Hugging Face tokenizer as a `Vocabulary`, and their files in a model folder."""
 
 from __future__ import annotations
 
@@ -16,32 +16,32 @@ from tellapart.text import END, PAD, SPECIALS, START, UNKNOWN, Vocabulary
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-# One of them is there, whatever the kind of tokenizer.
+# Every tokenizer has one of these files.
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "sentencepiece.bpe.model")
 
 _APOSTROPHE = re.compile(r"(?<=\w) ' (?=\w)")
 
 
 class HuggingFaceTokens(Vocabulary):
-    """A tokenizer's tokens, with its own pad, start, end and unknown tokens in rows 0 to 3.
+    """The tokens of a tokenizer, with its pad, start, end and unknown tokens in rows 0 to 3.
 
-    All other tokens follow in their own order. A tokenizer may lack some of the four or use one token for several
-    (GPT-2's `<|endoftext|>` is all of them): the end token comes first, then the start token, which may be the same;
-    a row that no token is left for is a placeholder that is never said.
+    All other tokens follow in their order. A tokenizer may lack some of the four, or use one token for several (GPT-2's
+    `<|endoftext|>` is all of them). Then the end token comes first, then the start token, which may be the same. A row
+    without a token is a placeholder, which is never written.
 
     Args:
-        tokenizer: splits a sentence into pieces and joins them again.
-        size: how many tokens the model has; more than the tokenizer, where the model's number was rounded up.
-        start: id of the token that captions begin with.
-        end: id of the token that ends them.
+        tokenizer: splits a sentence into pieces and joins them.
+        size: number of tokens of the model; it may be rounded up and exceed that of the tokenizer.
+        start: id of the token that starts a caption.
+        end: id of the token that ends a caption.
         pad: id of the padding token, if there is one.
-        unknown: id of the token for what has no piece, if there is one.
-        max_words: longer captions are cut to this many *tokens*.
+        unknown: id of the token for unknown text, if there is one.
+        max_words: maximum number of *tokens*; longer captions are cut.
 
     Attributes:
         ids: the tokenizer's id of each row; that of the start token for placeholders.
-        impossible: the rows that are never said.
-        max_words: longer captions are cut to this many tokens.
+        impossible: rows that are never written.
+        max_words: maximum number of tokens.
 
     Example:
         >>> tokens = HuggingFaceTokens(tokenizer, size=5, start=3, end=2, unknown=4)   # doctest: +SKIP
@@ -82,18 +82,18 @@ class HuggingFaceTokens(Vocabulary):
 
     @classmethod
     def from_pretrained(cls, folder: Path, size: int, start: Any, end: Any) -> HuggingFaceTokens:
-        """The tokenizer in a folder of transformers.
+        """From a folder of transformers.
 
         Args:
-            folder: where it is.
-            size: how many tokens the model has.
-            start: id of the token that captions begin with; where the model does not say, that of the tokenizer.
-            end: likewise, of the token that ends them.
+            folder: where the tokenizer is.
+            size: number of tokens of the model.
+            start: id of the token that starts a caption; `None` for that of the tokenizer.
+            end: id of the token that ends a caption; `None` for that of the tokenizer.
         """
         found = read_tokenizer(folder)
         start, end = (ids[0] if isinstance(ids, list) else ids for ids in (start, end))
-        start = _first(start, found.cls_token_id, found.bos_token_id)
-        end = _first(end, found.eos_token_id, found.sep_token_id)
+        start = first_known(start, found.cls_token_id, found.bos_token_id)
+        end = first_known(end, found.eos_token_id, found.sep_token_id)
         if start is None or end is None:
             missing = "starts" if start is None else "ends"
             raise StoreError(
@@ -103,18 +103,18 @@ class HuggingFaceTokens(Vocabulary):
         return cls(found.backend_tokenizer, size, start, end, found.pad_token_id, found.unk_token_id)
 
     def words(self, sentence: str) -> list[str]:
-        """The sentence's pieces, cut to `max_words` of them."""
+        """The pieces of a sentence, at most `max_words`."""
         return [self.tokens[row] for row in self.encode(sentence)[:-1]]
 
     def encode(self, sentence: str) -> list[int]:
-        """Rows of the sentence's pieces, then the end token."""
+        """Rows of the pieces of a sentence, then the end token."""
         ids = self.tokenizer.encode(sentence.strip(), add_special_tokens=False).ids
-        # A caption that spells out the end token, or one that is never said, does not mean it.
+        # Special tokens in the text of a caption are dropped.
         rows = [self._row_of_id[token] for token in ids if token in self._row_of_id]
         return [*rows[: self.max_words], END]
 
     def decode(self, rows: Iterable[int]) -> str:
-        """The sentence of the pieces up to the end token; special tokens are left out."""
+        """Join the pieces up to the end token, without special tokens."""
         said = []
         for row in rows:
             if row == END:
@@ -122,7 +122,7 @@ class HuggingFaceTokens(Vocabulary):
             if row not in self.impossible:
                 said.append(self.ids[row])
         sentence: str = self.tokenizer.decode(said, skip_special_tokens=True)
-        # WordPiece splits "dog's" in three and joins them by blanks.
+        # WordPiece splits "dog's" into three pieces and joins them with spaces.
         return _APOSTROPHE.sub("'", sentence).strip() if self._word_pieces else sentence.strip()
 
     def save(self, path: Path) -> None:
@@ -149,27 +149,28 @@ class HuggingFaceTokens(Vocabulary):
 
 
 def read_tokenizer(folder: Path) -> Any:
-    """The tokenizer in a folder of transformers, as transformers has it; `backend_tokenizer` is what it is made of."""
+    """Load the tokenizer of a folder with transformers; its `backend_tokenizer` is that of `tokenizers`."""
     import transformers
 
-    # Without them transformers makes an empty tokenizer of what the model's configuration says.
+    # Without any of these files, transformers would make an empty tokenizer.
     if not any((folder / file).exists() for file in TOKENIZER_FILES):
         raise StoreError(f"{folder}: no tokenizer is here ({', '.join(TOKENIZER_FILES)}); get it with the model")
     try:
         with quiet():
             found: Any = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
         if not hasattr(found, "backend_tokenizer"):
-            raise TypeError(f"{type(found).__name__} is not made of 'tokenizers'")
-    except Exception as error:  # transformers raises many kinds for files that are not what they should be
+            raise TypeError(f"{type(found).__name__} is not based on 'tokenizers'")
+    except Exception as error:  # transformers raises many types for damaged files
         reason = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
-        # transformers does not always say that this is what it lacks.
+        # transformers does not always say that sentencepiece is missing.
         lacking = any(folder.glob("*.model")) and importlib.util.find_spec("sentencepiece") is None
         advice = "try 'pip install sentencepiece', or get" if lacking else "get"
         raise StoreError(f"{folder}: its tokenizer cannot be read ({reason}); {advice} the model again") from None
     return found
 
 
-def _first(*ids: int | None) -> int | None:
+def first_known(*ids: int | None) -> int | None:
+    """The first id that is not `None`."""
     return next((one for one in ids if one is not None), None)
 
 
@@ -178,12 +179,12 @@ def _tokenizer_file(path: Path) -> Path:
 
 
 def write_config(config: Any, folder: Path) -> None:
-    """Put a model's configuration into its model folder, where `read_parts` finds it."""
+    """Write a model's configuration into its model folder."""
     config.to_json_file(folder / "huggingface" / "config.json", use_diff=False)
 
 
 def read_parts(folder: Path) -> tuple[HuggingFaceTokens, Any]:
-    """The tokens and the configuration in the model folder of a captioner or retriever from Hugging Face."""
+    """Read the tokens and the configuration from the model folder of a Hugging Face model."""
     need_transformers()
     import transformers
 

@@ -1,4 +1,4 @@
-"""Which weights of a Hugging Face decoder are trained (LoRA) and which are saved (tied ones once)."""
+"""Weights of a Hugging Face decoder: training with LoRA, and saving tied weights once."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from tellapart.errors import MissingExtraError, RecipeError
 if TYPE_CHECKING:
     from tellapart.huggingface.captioners import HuggingFaceCaptioner, HuggingFaceSettings
 
-# What the projections of attention are called in transformers; nothing else has these names.
+# Names of attention projections in transformers.
 PROJECTIONS = ("query", "key", "value", "q_proj", "k_proj", "v_proj", "c_attn", "q_attn")
 
 
 def add_lora(captioner: HuggingFaceCaptioner, settings: HuggingFaceSettings) -> None:
-    """Put LoRA (Hu et al. 2022) on the projections of the decoder's attention; nothing else is trained then."""
+    """Add LoRA (Hu et al. 2022) to the attention projections of the decoder; all other weights are frozen."""
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError:
@@ -36,7 +36,7 @@ def add_lora(captioner: HuggingFaceCaptioner, settings: HuggingFaceSettings) -> 
         lora_alpha=settings.lora * settings.lora_scale,  # type: ignore[arg-type]
         lora_dropout=settings.lora_dropout,
         target_modules=sorted(found),
-        fan_in_fan_out=not any(isinstance(part, nn.Linear) for part in found.values()),  # GPT-2's own kind of layer
+        fan_in_fan_out=not any(isinstance(part, nn.Linear) for part in found.values()),  # GPT-2's Conv1D
     )
     inject_adapter_in_model(config, captioner.decoder)
     for name, parameter in captioner.named_parameters():
@@ -44,7 +44,7 @@ def add_lora(captioner: HuggingFaceCaptioner, settings: HuggingFaceSettings) -> 
 
 
 def save_tied_weights_once(module: Any) -> None:
-    """Leave the second names of weights that several layers share out of the state: safetensors has no such thing."""
+    """Save a weight shared by several layers under its first name only, since safetensors has no shared weights."""
     first: dict[int, str] = {}
     tied: dict[str, str] = {}
     for name, parameter in module.named_parameters(remove_duplicate=False):
@@ -52,14 +52,14 @@ def save_tied_weights_once(module: Any) -> None:
             tied[name] = first[id(parameter)]
         first.setdefault(id(parameter), name)
 
-    def leave_out(_: nn.Module, state: dict[str, Any], prefix: str, __: Any) -> None:
+    def drop_copies(_: nn.Module, state: dict[str, Any], prefix: str, __: Any) -> None:
         for name in tied:
             state.pop(prefix + name, None)
 
-    def bring_back(_: nn.Module, state: dict[str, Any], prefix: str, *__: Any) -> None:
+    def restore_copies(_: nn.Module, state: dict[str, Any], prefix: str, *__: Any) -> None:
         for name, kept in tied.items():
             if prefix + kept in state:
                 state.setdefault(prefix + name, state[prefix + kept])
 
-    module.register_state_dict_post_hook(leave_out)
-    module.register_load_state_dict_pre_hook(bring_back)
+    module.register_state_dict_post_hook(drop_copies)
+    module.register_load_state_dict_pre_hook(restore_copies)

@@ -1,4 +1,4 @@
-"""A conditional GAN for captions (Dai et al., ICCV 2017), a rival of contrastive learning."""
+"""A conditional GAN for captions (Dai et al., ICCV 2017), a baseline of contrastive learning."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tellapart.objectives.base import Needs, Objective, Progress, Roles, Total
 from tellapart.settings import Section
 from tellapart.text import END, PAD, START
 
-AS_THEY_COME = DecodingSettings()  # words are drawn from p itself
+PLAIN_SAMPLING = DecodingSettings()  # words are drawn from p itself
 
 
 def evaluator_terms(
@@ -27,8 +27,8 @@ def evaluator_terms(
 
     Args:
         real: scores (before the sigmoid) of images with their captions.
-        generated: scores of images with captions by the generator.
-        mismatched: scores of images with captions of others.
+        generated: scores of images with generated captions.
+        mismatched: scores of images with captions of other images.
 
     Example:
         >>> zero = torch.zeros(1)
@@ -43,19 +43,19 @@ def evaluator_terms(
 
 
 def policy_gradient_loss(log_prob: torch.Tensor, value: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    """A loss whose gradient is REINFORCE's, one value per caption `[captions]`.
+    """A loss with the gradient of REINFORCE, one value per caption `[captions]`.
 
     ::
 
         L = −Σ_t ln π(w_t | w_<t) · (V_t − V_{t−1})
 
-    V_t is the expected reward after the first t words. V_{t−1} does not depend on word t: taking it off leaves the
-    expected gradient as it is and makes it less noisy.
+    V_t is the expected reward after the first t words. V_{t−1} is a baseline: it does not depend on word t, so it makes
+    the gradient less noisy without changing its expectation.
 
     Args:
         log_prob: ln π of each word, `[captions, words]`.
-        value: V_0 … V_T, `[captions, words + 1]`; no gradient flows to it.
-        chosen: which words the generator chose, `[captions, words]`; padding it did not.
+        value: V_0 … V_T, `[captions, words + 1]`; detached.
+        chosen: which words the generator sampled, `[captions, words]`; false at padding.
 
     Example:
         >>> policy_gradient_loss(torch.tensor([[-1.0, -2.0]]), torch.tensor([[0.2, 0.5, 0.4]]), torch.ones(1, 2) > 0)
@@ -67,14 +67,14 @@ def policy_gradient_loss(log_prob: torch.Tensor, value: torch.Tensor, chosen: to
 
 @dataclass(frozen=True)
 class Sample:
-    """Captions drawn from a generator, and how they might have gone on.
+    """Captions sampled from a generator, with rollouts from each prefix.
 
     Attributes:
         tokens: words, end token, padding, `[images, T]`.
-        chosen: `[images, T]`: which tokens the generator chose; not the end token of a caption that ran into the limit.
-        rollouts: `[images, T, rollouts, T]`: the captions with their first 0, 1, … T − 1 words, each ended anew.
-        going_on: `[images, T]`: whether the caption went on after its first 0, 1, … T − 1 words; else there is padding
-            in `rollouts`.
+        chosen: which tokens were sampled, `[images, T]`; not the end token of a caption cut at the length limit.
+        rollouts: `[images, T, rollouts, T]`: the first 0, 1, … T − 1 words of the caption, with new endings.
+        going_on: whether the caption continues after its first 0, 1, … T − 1 words, `[images, T]`; otherwise
+            `rollouts` holds padding.
     """
 
     tokens: torch.Tensor
@@ -85,21 +85,21 @@ class Sample:
 
 @torch.no_grad()
 def sample_with_rollouts(captioner: Captioner, features: torch.Tensor, chance: torch.Tensor) -> Sample:
-    """Draw a caption for each image and, from each of its prefixes, other ends.
+    """Sample a caption for each image and, from each of its prefixes, other endings.
 
-    All advance together, a step a word: when the caption has said its t-th word, its rollouts from there on join the
-    rows that are under way, with copies of its state. So no prefix is run twice, and there is no loop but over time.
+    All rows advance together, one word per step. After the t-th word of a caption, its rollouts from there join the
+    batch with copies of its state. So no prefix is computed twice, and the only loop is over time.
 
     Args:
         captioner: the generator, in eval mode.
         features: `[images, regions, width]`.
-        chance: uniform in [0, 1), `[images, 1 + T · rollouts, T]` with T the most words and the end token: for the
-            caption, then for the rollouts from each prefix.
+        chance: random numbers in [0, 1), `[images, 1 + T · rollouts, T]`, where T is the maximum length with the end
+            token: for the caption, then for the rollouts from each prefix.
     """
     images, device = len(features), features.device
     time = chance.shape[2]
     rollouts = (chance.shape[1] - 1) // time
-    slots = chance.shape[1]  # of an image: its caption, then `rollouts` for each prefix
+    slots = chance.shape[1]  # rows of an image: its caption, then `rollouts` for each prefix
     chance = chance.reshape(images * slots, time)
     said = torch.full((images * slots, time), PAD, device=device)
     going_on = torch.zeros(images, time, dtype=torch.bool, device=device)
@@ -109,7 +109,7 @@ def sample_with_rollouts(captioner: Captioner, features: torch.Tensor, chance: t
     token = torch.full((images,), START, device=device)
     state = captioner.start(captioner.encode(features), image)
     for length in range(time):
-        # The captions that go on are branched: a copy of the state, of the last word and of all words before.
+        # Branch the captions that continue: copy the state, the last word and all words before.
         trunks = (running % slots == 0).nonzero().squeeze(1)
         going_on[running[trunks] // slots, length] = True
         trunks = trunks.repeat_interleave(rollouts)
@@ -118,11 +118,11 @@ def sample_with_rollouts(captioner: Captioner, features: torch.Tensor, chance: t
         said[fresh] = said[running[trunks]]
         rows = torch.cat([torch.arange(len(running), device=device), trunks])
         running, token, state = torch.cat([running, fresh]), token[rows], captioner.select(state, rows)
-        if length == time - 1:  # nothing longer is said: what has not ended is ended
+        if length == time - 1:  # length limit: end all captions
             said[running, length] = END
             break
         log_probs, state = captioner.step(state, token)
-        token = draw(log_probs, chance[running, length], AS_THEY_COME)
+        token = draw(log_probs, chance[running, length], PLAIN_SAMPLING)
         said[running, length] = token
         still = (token != END).nonzero().squeeze(1)
         running, token, state = running[still], token[still], captioner.select(state, still)
@@ -136,14 +136,14 @@ def sample_with_rollouts(captioner: Captioner, features: torch.Tensor, chance: t
 
 
 class Evaluator(nn.Module):
-    """r(I, c) = σ(⟨f(I), g(c)⟩): does this caption describe this image, as a person would?
+    """r(I, c) = σ(⟨f(I), g(c)⟩): the probability that a person wrote this caption for this image.
 
-    f is a linear map of the image's mean features, g the last state of an LSTM over the caption and its end token.
+    f is a linear map of the mean image features, g the last state of an LSTM over the caption and its end token.
 
     Args:
         words: size of the vocabulary.
-        features: width of the image's features.
-        width: of the embeddings and of the LSTM.
+        features: width of the image features.
+        width: width of the embeddings and the LSTM.
     """
 
     def __init__(self, words: int, features: int, width: int) -> None:
@@ -158,7 +158,7 @@ class Evaluator(nn.Module):
 
         Args:
             features: `[images, regions, width]`.
-            tokens: words, end token, padding, `[rows, time]`; at least one token a row.
+            tokens: words, end token, padding, `[rows, time]`; at least one token per row.
             image_of_row: `[rows]`.
         """
         if not len(tokens):
@@ -175,16 +175,16 @@ class AdversarialSettings(Section):
     """Settings of `Adversarial`."""
 
     noise: int = Field(100, ge=1, description="width of the generator's noise z ~ U(-1, 1)")
-    width: int = Field(512, ge=1, description="of the evaluator's embeddings")
-    negatives: int = Field(1, ge=1, description="mismatched captions drawn for each true pair")
-    generated_weight: float = Field(1.0, ge=0, description="α: of generated captions in the evaluator's loss")
-    mismatched_weight: float = Field(1.0, ge=0, description="β: of mismatched captions in the evaluator's loss")
-    rollouts: int = Field(3, ge=1, description="ends drawn for each prefix of a generated caption")
-    evaluator_warmup_steps: int = Field(0, ge=0, description="steps in which the evaluator alone is trained")
+    width: int = Field(512, ge=1, description="width of the evaluator's embeddings")
+    negatives: int = Field(1, ge=1, description="number of mismatched captions to draw for each true pair")
+    generated_weight: float = Field(1.0, ge=0, description="α: weight of generated captions in the evaluator's loss")
+    mismatched_weight: float = Field(1.0, ge=0, description="β: weight of mismatched captions in the evaluator's loss")
+    rollouts: int = Field(3, ge=1, description="number of endings to sample for each prefix of a generated caption")
+    evaluator_warmup_steps: int = Field(0, ge=0, description="first steps, in which only the evaluator is trained")
 
 
 class Adversarial(Objective):
-    """A generator that an evaluator should take for a person, and an evaluator that tells them apart, in turn.
+    """A GAN: a generator of captions, and an evaluator that tells them from those of people, trained in turn.
 
     ::
 
@@ -193,26 +193,27 @@ class Adversarial(Objective):
         V_t = mean over rollouts of r(I, w_1 … w_t and an end drawn from the generator)
         L_G = −Σ_t ln p(w_t | w_<t, I, z) (V_t − V_{t−1}),   z ~ U(−1, 1)
 
-    Table 4's rival "GAN" of the CL paper, after Dai et al., "Towards Diverse and Natural Image Descriptions via a
-    Conditional GAN". Two phases: `evaluator`, then `generator` by REINFORCE with rollouts. Both are pretrained: the
-    generator is a captioner trained by likelihood, the evaluator has `evaluator_warmup_steps` to itself.
+    This is the baseline "GAN" in Table 4 of the CL paper, after Dai et al., "Towards Diverse and Natural Image
+    Descriptions via a Conditional GAN". Use it for comparisons with `Contrastive`, which is simpler and more stable.
+    A step has two phases: `evaluator`, then `generator` by REINFORCE with rollouts. Both are pretrained: the generator
+    is a captioner trained by `Likelihood`, and only the evaluator is trained in the first `evaluator_warmup_steps`.
 
-    Deviations, stated: any captioner can be the generator, so the noise enters as a linear map of z added to the
-    image's regions. The map begins at zero: the generator begins as the captioner it was; and at z = 0, the mean of the
-    noise, a captioner saved from this training describes images. V_{t−1} is taken off each reward as a baseline, which
-    the paper does not do; the expected gradient is the same. Captions are drawn without dropout.
+    Differences from the paper: any captioner can be the generator, so the noise is a linear map of z added to the image
+    regions. The map starts at zero, so that the generator starts as the given captioner; a saved captioner has z = 0,
+    the mean of the noise. V_{t−1} is subtracted from each reward as a baseline, which keeps the expected gradient.
+    Captions are sampled without dropout.
 
     Logged: `evaluator/real`, `…/generated`, `…/mismatched` (the three terms), and the mean r of each kind as
-    `…/r_real` and so on; `generator/loss` and `generator/reward`, the mean r of what the generator said. The
-    generator's loss is no measure of quality: it is there for its gradient.
+    `…/r_real` and so on; `generator/loss` and `generator/reward`, the mean r of generated captions. The generator's
+    loss does not measure quality; only its gradient has a meaning.
 
     Args:
         settings: see `AdversarialSettings`.
-        roles: the generator.
+        roles: the target, a captioner: the generator.
 
     Example:
-        >>> objective = Adversarial(AdversarialSettings(evaluator_warmup_steps=50), target)   # doctest: +SKIP
-        >>> objective(batch, Progress(0, 100), "evaluator")["real"]                           # doctest: +SKIP
+        >>> objective = Adversarial(AdversarialSettings(evaluator_warmup_steps=50), Roles(target))   # doctest: +SKIP
+        >>> objective(batch, Progress(0, 100), "evaluator")["real"]                                  # doctest: +SKIP
     """
 
     name = "adversarial"
@@ -258,9 +259,9 @@ class Adversarial(Objective):
         with torch.no_grad():
             said = self._sample(self._with_noise(batch), batch, rollouts=0).tokens
         scores = {
-            "real": self._judge(features, captions, pairs.image_row, pairs.of(Kind.POSITIVE)),
+            "real": self._evaluate(features, captions, pairs.image_row, pairs.of(Kind.POSITIVE)),
             "generated": self.evaluator(features, said, torch.arange(len(said), device=said.device)),
-            "mismatched": self._judge(features, captions, pairs.image_row, pairs.of(Kind.NEGATIVE)),
+            "mismatched": self._evaluate(features, captions, pairs.image_row, pairs.of(Kind.NEGATIVE)),
         }
         terms = zip(scores, evaluator_terms(*scores.values()), strict=True)
         totals = {name: Total(term.sum(), len(term)) for name, term in terms}
@@ -282,7 +283,7 @@ class Adversarial(Objective):
         return {"loss": Total(loss.sum(), images), "reward": Total(value[:, -1].sum(), images)}
 
     def _with_noise(self, batch: Batch) -> torch.Tensor:
-        """The image's regions with the map of z added, the same z for all of them."""
+        """The image regions plus the map of z; z is the same for all regions of an image."""
         noise = 2 * batch.uniform("z", self.settings.noise) - 1
         features: torch.Tensor = batch.features[self.target.encoder.name] + self.noise(noise)[:, None]
         return features
@@ -302,7 +303,7 @@ class Adversarial(Objective):
 
     @torch.no_grad()
     def _values(self, features: torch.Tensor, sample: Sample) -> torch.Tensor:
-        """V_0 … V_T of each caption, `[images, T + 1]`; after its end a caption is worth what it is."""
+        """V_0 … V_T of each caption, `[images, T + 1]`; after its end, the value of the whole caption."""
         images, time, rollouts, _ = sample.rollouts.shape
         image = torch.arange(images, device=features.device)
         whole: torch.Tensor = self.evaluator(features, sample.tokens, image).sigmoid()
@@ -313,7 +314,7 @@ class Adversarial(Objective):
         value[of_image, length] = judged.view(-1, rollouts).mean(dim=1)
         return value
 
-    def _judge(
+    def _evaluate(
         self, features: torch.Tensor, captions: torch.Tensor, image_row: torch.Tensor, rows: torch.Tensor
     ) -> torch.Tensor:
         scores: torch.Tensor = self.evaluator(features, captions[rows], image_row[rows])

@@ -1,11 +1,11 @@
-"""The objective contract: what a training step minimises.
+"""The objective interface: what a training step minimises.
 
-An objective is a module that holds what is trained and, outside its modules, frozen models by role. Its `forward`
-gives named (sum, count) totals; the loop divides after reducing over processes, so that two processes on half batches
-equal one on the whole. The totals named in `losses` are minimised, the others are logged.
+An objective is a module that contains the trained model and has frozen models by role. Its `forward` returns named
+(sum, count) totals. The loop divides after summing over processes, so that two processes with half a batch each equal
+one process with the whole batch. Totals named in `losses` are minimised, the others are logged.
 
-What outlives a step (banks, pointers, momentum encoders, cluster centres) is a registered module or persistent
-buffer: it is saved with the checkpoint and resumes bit for bit.
+State that outlives a step (banks, pointers, momentum encoders, cluster centres) is a registered module or persistent
+buffer: it is saved in checkpoints, and resuming is bit-exact.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch import nn
 
 from tellapart.captioners.base import Captioner
 from tellapart.data.batches import Batch, Kind
+from tellapart.decoding.base import Decodable
 from tellapart.errors import RecipeError
 from tellapart.models import Model
 from tellapart.retrievers.base import Retriever
@@ -36,11 +37,11 @@ class Total:
 
 @dataclass(frozen=True)
 class Needs:
-    """What an objective asks of the recipe and of the batches.
+    """What an objective needs from the recipe and the batches.
 
     Attributes:
-        roles: the frozen models it uses: role -> kind of model, such as `{"reference": "captioner"}`.
-        negatives: captions of other images that are drawn for each true pair.
+        roles: frozen models: role -> kind of model, such as `{"reference": "captioner"}`.
+        negatives: number of captions of other images to draw for each true pair.
     """
 
     roles: Mapping[str, str] = field(default_factory=dict)
@@ -49,7 +50,7 @@ class Needs:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far the training is, for schedules inside an objective."""
+    """The current step and the number of steps, for schedules in an objective."""
 
     step: int
     steps: int
@@ -61,12 +62,12 @@ class Progress:
 
 @dataclass(frozen=True)
 class Epoch:
-    """What an objective is given before an epoch begins.
+    """The argument of `Objective.epoch_start`.
 
     Attributes:
-        number: from 0.
-        batches: one pass over the training split in record order, on the device; each process sees its share.
-        pairs: the same with every caption of an image, nothing drawn.
+        number: of the epoch, from 0.
+        batches: one pass over the training split in record order, on the device; each process gets its part.
+        pairs: the same with every caption of an image and no negatives.
     """
 
     number: int
@@ -75,29 +76,29 @@ class Epoch:
 
 
 class Processes:
-    """The processes that train together, as an objective sees them. This one is alone; the loop gives the real ones."""
+    """The processes that train together; this default is a single process, and the loop sets the real one."""
 
     rank = 0
     world = 1
 
     def gather(self, tensor: torch.Tensor, gradient: bool = False) -> torch.Tensor:
-        """Everyone's rows in the order of the whole batch; processes may have unequal numbers of rows.
+        """The rows of all processes, in the order of the whole batch; processes may have different numbers of rows.
 
-        Every process must call this equally often, with an empty tensor if it has no rows.
+        Every process must make the same calls, with an empty tensor if it has no rows.
 
         Args:
             tensor: `[rows, ...]`.
-            gradient: let gradients flow back to the process a row came from, for losses over the whole batch;
-                without it the result is detached.
+            gradient: send gradients back to the process that a row came from, for losses over the whole batch;
+                otherwise the result is detached.
         """
         return tensor if gradient else tensor.detach()
 
 
 class Roles:
-    """The models that an objective is given: the target, which is trained, and frozen ones by their role.
+    """The models of an objective: the target, which is trained, and frozen models by role.
 
     Args:
-        target: the captioner or retriever that is trained.
+        target: the captioner or retriever to train.
         frozen: role -> model, for each role in the objective's `Needs.roles`.
 
     Example:
@@ -111,9 +112,9 @@ class Roles:
 
 
 class Frozen(Mapping[str, Any]):
-    """Models that are never trained, by role: eval mode, no gradient, and no part of the objective's own modules.
+    """Frozen models by role, in eval mode and without gradient.
 
-    It is not an `nn.Module`: its weights are in no optimiser, no checkpoint and no gradient exchange.
+    It is not an `nn.Module`, so the weights are in no optimiser, checkpoint or gradient exchange.
     """
 
     def __init__(self, models: Mapping[str, nn.Module]) -> None:
@@ -135,16 +136,16 @@ def frozen_models(objective: nn.Module) -> list[nn.Module]:
 
 
 class Objective(nn.Module, ABC):
-    """Base of all objectives; those that train a retriever begin with `RetrievalObjective`.
+    """Base of all objectives; for objectives that train a retriever use `RetrievalObjective`.
 
     Args:
-        settings: the objective's own settings (an instance of `Settings`).
+        settings: settings of the objective (an instance of `Settings`).
         roles: the target, and a frozen model for each role in `needs(settings).roles`.
 
     Attributes:
         frozen: the frozen models by role.
-        trains: the kind of its target, `captioner` or `retriever`: the recipe's section that it goes with.
-        processes: who trains together; `gather` what a loss or a bank must see of the whole batch.
+        trains: kind of the target, `captioner` or `retriever`, which is also its key in the recipe.
+        processes: the processes that train together; `gather` collects rows from all of them.
     """
 
     name: ClassVar[str]
@@ -161,62 +162,67 @@ class Objective(nn.Module, ABC):
                 f"the {self.name} objective needs a {missing[0]}; set roles.{missing[0]}.from to a run or a recipe"
             )
         self.settings = settings
-        self.target = roles.target  # type: ignore[assignment]  # the assertion has looked
+        self.target = roles.target  # type: ignore[assignment]  # checked by the assertion above
         self.frozen = Frozen(roles.frozen)
         self.processes = Processes()
 
     @classmethod
     def needs(cls, settings: BaseModel) -> Needs:
-        """What these settings ask for; nothing by default."""
+        """Roles and negatives needed with these settings; none by default."""
         return Needs()
 
     def phases(self) -> dict[str, nn.Module]:
-        """Which modules each phase of a step updates, each with an optimiser of its own; one phase by default."""
+        """Phases of a step: name -> the modules it updates, with their own optimiser. One phase by default."""
         return {"train": self}
 
     def losses(self, phase: str = "train") -> dict[str, float]:
-        """The totals a phase minimises, with their weights: Σ weight · sum / count."""
+        """The totals that a phase minimises, with their weights: Σ weight · sum / count."""
         return {"loss": 1.0}
 
     @abstractmethod
     def forward(self, batch: Batch, progress: Progress, phase: str = "train") -> dict[str, Total]:
-        """Totals of one batch, under the same names each time; the batch may be an empty share of a ragged one.
+        """Totals of one batch. The names are always the same; a process's part of the batch may be empty.
 
-        In eval mode nothing is remembered for `after_step`.
+        In eval mode, do not store anything for `after_step`.
         """
 
     def join(self, processes: Processes) -> None:
-        """Called once before a training, with the processes that train together."""
+        """Called once before training, with the processes that train together."""
         self.processes = processes
 
     def epoch_start(self, epoch: Epoch) -> None:
-        """Called before each epoch, e.g. for clustering."""
+        """Called before each epoch, for example to cluster."""
 
     def after_step(self) -> None:
-        """Called after each update, e.g. for momentum encoders and banks; an accumulated step has several forwards."""
+        """Called after each update, for example to update banks; with `training.accumulate`, after several forwards."""
 
 
 class RetrievalObjective(Objective):
     """Base of objectives that train a retriever; see `Objective` for the arguments."""
 
     trains = Retriever.kind
-    target: Retriever  # type: ignore[assignment]  # in all else it is an objective like any other
+    target: Retriever  # type: ignore[assignment]
 
 
 def pair_log_prob(captioner: Captioner, batch: Batch, *kinds: Kind) -> torch.Tensor:
-    """ln p(caption | image) of the batch's pairs of these kinds.
+    """ln p(caption | image) of the batch's pairs of these kinds, `[pairs]`.
 
-    All pairs are scored once per step and captioner, whatever kinds are asked for first: composed objectives share
-    the pass.
+    All pairs of the batch are scored in one pass per step and captioner, which composed objectives share.
     """
     rows = batch.pairs.of(*kinds)
-    scores = batch.once(("pair_log_prob", id(captioner)), lambda: _all_pairs(captioner, batch))
+    every = torch.arange(len(batch.pairs), device=rows.device)
+    scores = batch.once(("pair_log_prob", id(captioner)), lambda: log_prob_of_rows(captioner, batch, every))
     return scores if len(rows) == len(scores) else scores[rows]
 
 
-def _all_pairs(captioner: Captioner, batch: Batch) -> torch.Tensor:
-    if not len(batch.pairs):
+def log_prob_of_rows(captioner: Decodable, batch: Batch, rows: torch.Tensor) -> torch.Tensor:
+    """ln p(caption | image) of these rows of the batch's pairs, `[rows]`."""
+    if not len(rows):
         return torch.zeros(0, device=captioner.device)
-    captions = [batch.captions[row] for row in batch.pairs.caption_row.tolist()]
     memory = captioner.encode(batch.features[captioner.encoder.name])
-    return captioner.log_prob(memory, captioner.tokenize(captions), batch.pairs.image_row)
+    return captioner.log_prob(memory, captioner.tokenize(captions_of(batch, rows)), batch.pairs.image_row[rows])
+
+
+def captions_of(batch: Batch, rows: torch.Tensor) -> list[str]:
+    """The captions of these rows of the batch's pairs."""
+    return [batch.captions[row] for row in batch.pairs.caption_row[rows].tolist()]

@@ -1,7 +1,4 @@
-"""CODER's training (Wang et al., ECCV 2022): diversity-sensitive contrast, coupled momentum banks, prototypes.
-
-With everything switched off but a loss it is the training of its rivals: `loss: triplet` alone is VSE++'s (BTR).
-"""
+"""CODER's training (Wang et al., ECCV 2022): diversity-sensitive contrast, coupled momentum banks, prototypes."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ from pydantic import Field
 
 from tellapart.data.batches import Batch, Kind
 from tellapart.errors import RecipeError
-from tellapart.objectives.base import Epoch, Progress, RetrievalObjective, Roles, Total
+from tellapart.objectives.base import Epoch, Progress, RetrievalObjective, Roles, Total, captions_of
 from tellapart.objectives.diversity_contrast import (
     Anchors,
     both_directions,
@@ -31,89 +28,97 @@ from tellapart.retrievers.base import Raw, inner_products
 from tellapart.settings import Section
 
 
-class CoderSettings(Section):
-    """Settings of `Coder`."""
+class CoderObjectiveSettings(Section):
+    """Settings of `CoderObjective`."""
 
-    loss: Literal["dcl", "triplet", "info-nce"] = Field("dcl", description="triplet with the hardest negative is BTR")
-    diversity_of_batch: bool = Field(True, description="dcl: explicit diversity, from the batch; else eq. 4")
-    diversity_of_bank: bool = Field(False, description="dcl: averaged with that among the bank (MB of Table 3)")
+    loss: Literal["dcl", "triplet", "info-nce"] = Field(
+        "dcl", description="contrastive loss; triplet with the hardest negative is BTR"
+    )
+    diversity_of_batch: bool = Field(True, description="dcl: use the diversity in the batch, eq. 5; false: eq. 4")
+    diversity_of_bank: bool = Field(False, description="dcl: average with the diversity in the bank (MB of Table 3)")
     mu: float = Field(0.1, gt=0, description="dcl: μ, temperature")
     gamma: float = Field(0.3, description="dcl: γ, margin")
     epsilon: float = Field(0.1, gt=0, description="dcl: ε of the diversity")
-    positive_weight: float = Field(1.0, ge=0, description="dcl: weight of log(1 + S); read literally it is μ")
+    positive_weight: float = Field(1.0, ge=0, description="dcl: weight of log(1 + S); as written in the paper it is μ")
     margin: float = Field(0.2, ge=0, description="triplet: α")
-    hardest_after: float = Field(0.0, ge=0, le=1, description="triplet: share of the training before which all count")
+    hardest_after: float = Field(
+        0.0, ge=0, le=1, description="triplet: share of the training steps that use all negatives, not the hardest"
+    )
     temperature: float = Field(0.05, gt=0, description="info-nce: τ")
-    bank: int = Field(0, ge=0, description="slots of each memory bank, 4096 in the paper; 0: none")
-    bank_loss: bool = Field(True, description="contrast with the bank (M-DCL), where there is one")
-    bank_anchors: bool = Field(False, description="eq. 6 read literally: the bank's entries are anchors too")
-    momentum: float = Field(0.995, ge=0, le=1, description="of the encoders that fill the bank")
+    bank: int = Field(0, ge=0, description="slots of each memory bank (paper: 4096); 0: no bank")
+    bank_loss: bool = Field(True, description="add the contrast with the bank (M-DCL), if there is a bank")
+    bank_anchors: bool = Field(False, description="use the bank's entries as anchors too, as eq. 6 is written")
+    momentum: float = Field(0.995, ge=0, le=1, description="momentum of the encoders that fill the bank")
     instance_weight: float = Field(3.0, ge=0, description="λ of eq. 8")
-    concept_loss: bool = Field(True, description="contrast of the concept branch, where the retriever has one")
-    concept_twice: bool = Field(False, description="L_DCL^C read literally: both directions count twice")
-    prototypes: int = Field(0, ge=0, description="K: clusters that the concept branch must name; 0: none")
-    cluster_every: int = Field(1, ge=1, description="epochs from one clustering to the next")
+    concept_loss: bool = Field(True, description="add the contrast of the concept branch, if the retriever has one")
+    concept_twice: bool = Field(False, description="count both directions of L_DCL^C twice, as it is written")
+    prototypes: int = Field(0, ge=0, description="K: number of clusters for the concept branch to predict; 0: none")
+    cluster_every: int = Field(1, ge=1, description="number of epochs between clusterings")
 
 
-class _OfBank(NamedTuple):
-    """The anchors among the banks: the texts' and the images' keys, similarities both ways, and which are negatives."""
+class _BankContrast(NamedTuple):
+    """Keys of the text and image banks, the anchors' similarities with them, and which slots are negatives."""
 
     banks: tuple[torch.Tensor, torch.Tensor]
     similarities: tuple[torch.Tensor, torch.Tensor]
     negatives: torch.Tensor
 
 
-class Coder(RetrievalObjective):
+class CoderObjective(RetrievalObjective):
     """The losses of CODER, eq. 3–8, each with a switch.
 
-    ::
+    Use it to train any retriever; `Coder` with concepts gets all four losses. With the other losses switched off,
+    `loss: triplet` is the training of VSE++ (BTR)::
 
         L = λ L_DCL^I + L_M-DCL^I + L_DCL^C + L_PGC                                        (8)
 
-    - `instance`, L_DCL^I: both directions among the batch, eq. 5, with the diversity of each anchor, eq. 3, from the
-      batch (`diversity_of_batch`) or averaged with that among the bank (`diversity_of_bank`);
-    - `memory`, L_M-DCL^I, eq. 6 (`bank`): the anchors against the coupled banks; the partner is its momentum key;
-    - `concept`, L_DCL^C: the same as the first for the concept branch;
-    - `prototypes`, L_PGC, eq. 7: both concept descriptors name the cluster that their pair's v^I + w^I is in. The pairs
-      of the training split are clustered anew every `cluster_every` epochs, from the centres before.
+    - `instance`, L_DCL^I, eq. 5: both directions in the batch, with the diversity of each anchor, eq. 3, in the batch
+      (`diversity_of_batch`), or its mean with that in the bank (`diversity_of_bank`);
+    - `memory`, L_M-DCL^I, eq. 6 (`bank`): anchors against the coupled banks; the partner is a momentum key;
+    - `concept`, L_DCL^C: the same as `instance`, for the concept branch;
+    - `prototypes`, L_PGC, eq. 7: both concept descriptors predict the cluster of their pair's v^I + w^I. The pairs of
+      the training split are clustered again every `cluster_every` epochs, starting from the last centres.
 
-    `loss` puts the triplet loss with the hardest negatives (BTR) or InfoNCE in the place of DCL, everywhere. A
-    retriever without branches is trained by its index vectors, one without those (SCAN) by its similarity. From random
-    weights the hardest negatives first draw everything together; GPO's code therefore begins with all of them
+    `loss` replaces DCL everywhere by the triplet loss with the hardest negatives (BTR) or by InfoNCE. A retriever
+    without branches is trained by its index vectors, one without index vectors (SCAN) by its similarity. With random
+    weights the hardest negatives can make all embeddings equal, so GPO's code uses all negatives at first
     (`hardest_after`).
 
-    Captions of an anchor's own image are never negatives, in the batch and in the bank. Anchors are a process's own,
-    candidates are everyone's, and banks are filled with everyone's keys, so that processes keep equal ones.
+    Captions of an anchor's own image are never negatives. Anchors are the pairs of one process, candidates come from
+    all processes, and every process puts the keys of all processes into its banks.
 
-    Logged: `diversity`, the mean of eq. 3 before it is normalised; `deviation`, the mean SD of an anchor's negatives;
+    Related: `RankingHinge` uses random negatives. `dcl_loss`, `triplet_loss`, `info_nce` and `prototype_loss` have the
+    equations.
+
+    Logged: `diversity`, the mean of eq. 3 before normalisation; `deviation`, the mean SD of an anchor's negatives;
     `similarity_positive` and `similarity_negative`, the mean cosines.
 
     Args:
-        settings: see `CoderSettings`.
-        roles: the retriever that is trained.
+        settings: see `CoderObjectiveSettings`.
+        roles: the target, a retriever.
 
     Example:
-        >>> objective = Coder(CoderSettings(bank=4096), retriever)   # doctest: +SKIP
+        >>> objective = CoderObjective(CoderObjectiveSettings(bank=4096), Roles(retriever))   # doctest: +SKIP
     """
 
     name = "coder"
-    Settings = CoderSettings
-    settings: CoderSettings
+    Settings = CoderObjectiveSettings
+    settings: CoderObjectiveSettings
 
-    def __init__(self, settings: CoderSettings, roles: Roles) -> None:
+    def __init__(self, settings: CoderObjectiveSettings, roles: Roles) -> None:
         super().__init__(settings, roles)
         target = self.target
         widths = target.branch_widths()
         self._check(settings, widths)
-        self.remembers = settings.bank > 0 or settings.prototypes > 0
-        self.momentum = MomentumEncoder(target, settings.momentum) if self.remembers else None
+        needs_keys = settings.bank > 0 or settings.prototypes > 0
+        self.momentum = MomentumEncoder(target, settings.momentum) if needs_keys else None
         self.bank = MomentumBank(settings.bank, widths[0]) if settings.bank else None
         self.prototypes = Prototypes(settings.prototypes, widths[0], widths[1]) if settings.prototypes else None
         self.concepts = settings.concept_loss and len(widths) > 1
         self._hardest = True
         self._pending: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
 
-    def _check(self, settings: CoderSettings, widths: tuple[int, ...]) -> None:
+    def _check(self, settings: CoderObjectiveSettings, widths: tuple[int, ...]) -> None:
         name = self.target.name
         if not widths and (settings.bank or settings.prototypes):
             raise RecipeError(
@@ -122,17 +127,17 @@ class Coder(RetrievalObjective):
             )
         if settings.prototypes and len(widths) < 2:
             raise RecipeError(
-                f"objective.prototypes: the {name} retriever has no concept branch to name them; "
+                f"objective.prototypes: the {name} retriever has no concept branch to predict them; "
                 "set retriever.concepts, or prototypes to 0"
             )
         if settings.diversity_of_bank and not (settings.bank and settings.diversity_of_batch):
             raise RecipeError(
-                "objective.diversity_of_bank: it averages the bank's diversity with the batch's; "
+                "objective.diversity_of_bank: needs a bank and the diversity in the batch; "
                 "set bank and diversity_of_batch too"
             )
         if settings.bank_anchors and not (settings.bank and settings.bank_loss and settings.loss == "dcl"):
             raise RecipeError(
-                "objective.bank_anchors: it is a reading of the contrast with the bank by DCL, eq. 6; "
+                "objective.bank_anchors: is a variant of the contrast with the bank by DCL, eq. 6; "
                 "set bank, bank_loss and loss=dcl too"
             )
 
@@ -149,7 +154,7 @@ class Coder(RetrievalObjective):
     def forward(self, batch: Batch, progress: Progress, phase: str = "train") -> dict[str, Total]:
         self._hardest = progress.fraction >= self.settings.hardest_after
         pairs = batch.pairs.of(Kind.POSITIVE)
-        captions = [batch.captions[row] for row in batch.pairs.caption_row[pairs].tolist()]
+        captions = captions_of(batch, pairs)
         features = batch.features[self.target.encoder.name]
         image_of_pair = batch.pairs.image_row[pairs]
         images, texts = self.target.embed_images(features), self.target.embed_texts(captions)
@@ -165,7 +170,7 @@ class Coder(RetrievalObjective):
         ]
         keys = self._keys(features, captions, image_of_pair)
         both = self._anchors(*vectors[0], numbers, own)
-        of_bank = self._among_bank(vectors[0], own)
+        of_bank = self._bank_contrast(vectors[0], own)
         diversities = self._diversities(both, of_bank)
         terms = {"instance": self._contrast(both, diversities)}
         if self.bank is not None and self.settings.bank_loss:
@@ -177,7 +182,7 @@ class Coder(RetrievalObjective):
             terms["concept"] = self._contrast(of_concepts, self._diversities(of_concepts))
         if self.prototypes is not None:
             assert keys is not None
-            terms["prototypes"] = self._name_prototypes(vectors[1], keys)
+            terms["prototypes"] = self._prototype_loss(vectors[1], keys)
         if self.training and self.bank is not None and keys is not None:
             self._pending.append((*keys, own))
         return self._totals(terms, both)
@@ -192,7 +197,7 @@ class Coder(RetrievalObjective):
         numbers: torch.Tensor,
         own: torch.Tensor,
     ) -> tuple[Anchors, Anchors]:
-        """This process's pairs as anchors both ways, among everyone's texts and images."""
+        """This process's pairs as anchors in both directions; candidates are the texts and images of all processes."""
         gather = self.processes.gather
         positives = (of_pair * texts).sum(dim=1)
         to_text = inner_products(of_pair, gather(texts, gradient=True))
@@ -205,34 +210,39 @@ class Coder(RetrievalObjective):
     def _by_similarity(
         self, images: Raw, texts: Raw, image_of_pair: torch.Tensor, numbers: torch.Tensor, own: torch.Tensor
     ) -> tuple[Anchors, Anchors]:
-        """The same for a retriever that only compares: its similarity of this process's own images and texts."""
+        """The same for a retriever without index vectors, by the similarity of this process's images and texts."""
         if self.processes.world > 1:
             raise RecipeError(
-                f"the {self.target.name} retriever compares items one with another and trains on one process; "
+                f"the {self.target.name} retriever has no index vectors and can only be trained in one process; "
                 "start it without torchrun"
             )
         pairs = torch.arange(len(own), device=own.device)
         return both_directions(self.target.similarity(images, texts), image_of_pair, pairs, numbers, own)
 
-    def _among_bank(
+    def _bank_contrast(
         self, vectors: tuple[torch.Tensor, torch.Tensor, torch.Tensor], own: torch.Tensor
-    ) -> _OfBank | None:
-        """What the anchors have in common with the banks, computed once for the diversity and for the loss."""
+    ) -> _BankContrast | None:
+        """Similarities with the banks, computed once for the diversity and the loss; `None` if neither needs them."""
         if self.bank is None or not (self.settings.bank_loss or self.settings.diversity_of_bank):
             return None
-        # The buffers are written after the step; the graph keeps what it saw.
+        # Clone: the buffers change after the step, and the backward pass needs the old values.
         texts, images = self.bank.text_keys.clone(), self.bank.image_keys.clone()
         similarities = inner_products(vectors[0], texts), inner_products(vectors[2], images)
-        return _OfBank((texts, images), similarities, self._bank_negatives(own))
+        return _BankContrast((texts, images), similarities, self._bank_negatives(own))
 
     def _bank_negatives(self, own: torch.Tensor) -> torch.Tensor:
-        """Which slots are negatives of pairs with these images. Images are numbered within their split, and the bank
-        holds those of the training: what is validated has no entry there, whatever its numbers."""
+        """Which slots are negatives of pairs with these images.
+
+        Images are numbered within their split, and the bank holds training images only. So in validation all filled
+        slots are negatives.
+        """
         assert self.bank is not None
         return self.bank.negatives(own if self.training else torch.full_like(own, NO_IMAGE))
 
-    def _diversities(self, both: tuple[Anchors, Anchors], among: _OfBank | None = None) -> list[torch.Tensor] | None:
-        """div of each anchor, both ways: among the batch, or averaged with that among the bank; `None` is eq. 4."""
+    def _diversities(
+        self, both: tuple[Anchors, Anchors], among: _BankContrast | None = None
+    ) -> list[torch.Tensor] | None:
+        """div of each anchor, in both directions: in the batch, or its mean with that in the bank; `None` for eq. 4."""
         if self.settings.loss != "dcl" or not self.settings.diversity_of_batch:
             return None
         of_batch = [self._diversity(anchors.similarity, anchors.negatives) for anchors in both]
@@ -242,15 +252,15 @@ class Coder(RetrievalObjective):
         return [mean_diversity(one, other, among.negatives) for one, other in zip(of_batch, of_bank, strict=True)]
 
     def _diversity(self, similarity: torch.Tensor, negatives: torch.Tensor) -> torch.Tensor:
-        """Eq. 3, divided by the largest of everyone's anchors."""
+        """Eq. 3, divided by the maximum over the anchors of all processes."""
         unscaled = unscaled_diversity(similarity, negatives, self.settings.epsilon)
-        everyones = self.processes.gather(unscaled)
-        return unscaled / everyones.max() if len(everyones) else unscaled
+        gathered = self.processes.gather(unscaled)
+        return unscaled / gathered.max() if len(gathered) else unscaled
 
-    # --- the losses, one value per pair -----------------------------------------------------------------------
+    # --- losses, one value per pair ---------------------------------------------------------------------------
 
     def _contrast(self, both: tuple[Anchors, Anchors], diversities: list[torch.Tensor] | None = None) -> torch.Tensor:
-        """The chosen loss, both directions, `[P]`."""
+        """The contrastive loss `settings.loss`, sum of both directions, `[P]`."""
         settings = self.settings
         if settings.loss == "triplet":
             parts = [triplet_loss(*anchors, settings.margin, self._hardest) for anchors in both]
@@ -268,11 +278,11 @@ class Coder(RetrievalObjective):
         self,
         vectors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
         keys: tuple[torch.Tensor, torch.Tensor],
-        among: _OfBank,
+        among: _BankContrast,
         own: torch.Tensor,
         diversities: list[torch.Tensor] | None,
     ) -> torch.Tensor:
-        """L_M-DCL: images against the texts' bank, texts against the images', `[P]`."""
+        """L_M-DCL: images against the text bank, texts against the image bank, `[P]`."""
         assert self.bank is not None
         of_pair, _, texts = vectors
         image_keys, text_keys = keys
@@ -283,8 +293,8 @@ class Coder(RetrievalObjective):
         loss = self._contrast(both, diversities)
         if not self.settings.bank_anchors:
             return loss
-        # Read literally: the bank's entries are anchors as well, which everyone's batch pushes away. Their mean is
-        # added to each pair, so that it is the mean over pairs too.
+        # As eq. 6 is written, the bank's entries are anchors too; the batches of all processes are their negatives.
+        # Their mean is added to each pair, so that the mean over pairs contains it once.
         negatives = self._bank_negatives(self.processes.gather(own)).t()
         for part, keys_of_bank in zip((of_pair, texts), among.banks, strict=True):
             similarity = inner_products(keys_of_bank, self.processes.gather(part, gradient=True))
@@ -292,22 +302,22 @@ class Coder(RetrievalObjective):
             loss = loss + pushed[self.bank.images != NO_IMAGE].sum() / max(1, self.bank.filled)
         return loss
 
-    def _name_prototypes(
+    def _prototype_loss(
         self, concepts: tuple[torch.Tensor, torch.Tensor, torch.Tensor], keys: tuple[torch.Tensor, torch.Tensor]
     ) -> torch.Tensor:
         assert self.prototypes is not None
-        if not self.prototypes.clustered:  # before the first epoch, e.g. when a training is looked over
+        if not self.prototypes.clustered:  # before the first epoch
             return concepts[2].sum(dim=1) * 0
-        named: torch.Tensor = self.prototypes(concepts[0], concepts[2], self.prototypes.labels(keys[0] + keys[1]))
-        return named
+        loss: torch.Tensor = self.prototypes(concepts[0], concepts[2], self.prototypes.labels(keys[0] + keys[1]))
+        return loss
 
-    # --- what is remembered -----------------------------------------------------------------------------------
+    # --- state: momentum encoder, banks and clusters ----------------------------------------------------------
 
     @torch.no_grad()
     def _keys(
         self, features: torch.Tensor, captions: list[str], image_of_pair: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Each pair's image key and text key: instance vectors of the momentum encoders."""
+        """Image key and text key of each pair: instance vectors of the momentum encoder."""
         if self.momentum is None:
             return None
         encoder = self.momentum.encoder
@@ -316,7 +326,7 @@ class Coder(RetrievalObjective):
 
     @torch.no_grad()
     def epoch_start(self, epoch: Epoch) -> None:
-        """Cluster all pairs of the training split by v^I + w^I of the momentum encoders."""
+        """Cluster all pairs of the training split by v^I + w^I of the momentum encoder."""
         if self.prototypes is None or epoch.number % self.settings.cluster_every:
             return
         points = []
@@ -328,7 +338,7 @@ class Coder(RetrievalObjective):
         self.prototypes.cluster(torch.cat(points), iterations=5 if self.prototypes.clustered else 20)
 
     def after_step(self) -> None:
-        """The step's keys go into the banks; then the momentum encoders follow."""
+        """Put the step's keys into the banks, then update the momentum encoder."""
         for keys in self._pending:
             assert self.bank is not None
             self.bank.enqueue(*(self.processes.gather(part) for part in keys))

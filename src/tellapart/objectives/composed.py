@@ -1,4 +1,4 @@
-"""Several objectives at once, each with its weight."""
+"""A weighted sum of objectives."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class ComposedSettings(Section):
         {"likelihood": {}},
         min_length=1,
         validate_default=True,
-        description="objective's name -> its weight (default 1) and its own settings",
+        description="name of an objective -> its weight (default 1) and its settings",
     )
 
     @field_validator("parts")
@@ -35,10 +35,10 @@ class ComposedSettings(Section):
             except RecipeError as error:
                 raise ValueError(str(error)) from None
             if part.trains != Composed.trains:
-                raise ValueError(f"{name}: trains a {part.trains} and cannot be composed; train it alone")
+                raise ValueError(f"{name}: trains a {part.trains} and cannot be composed; use it alone")
             weight = section.get("weight", 1.0)
             if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
-                raise ValueError(f"{name}.weight is no number: {weight!r}")
+                raise ValueError(f"{name}.weight is not a number: {weight!r}")
             try:
                 settings = part.Settings(**{key: value for key, value in section.items() if key != "weight"})
             except ValidationError as error:
@@ -51,18 +51,18 @@ class ComposedSettings(Section):
 
 
 class Composed(Objective):
-    """A weighted sum of objectives over one target.
+    """A weighted sum of objectives for one captioner.
 
     ::
 
         L = Σ_i weight_i · L_i
 
-    Each L_i is divided by its own count (tokens, pairs, …) over all processes. The parts share the target's forward
-    pass through the batch's memo (`pair_log_prob`). A part's totals are logged as `part/total`.
+    Use it to add likelihood to another loss. Each L_i is divided by its own count (tokens, pairs, …) over all
+    processes. The parts share the target's forward pass (`pair_log_prob`). Totals are logged as `part/total`.
 
     Args:
         settings: see `ComposedSettings`.
-        roles: the captioner that is trained, and the frozen models that the parts need.
+        roles: the target, a captioner, and the frozen models that the parts need.
 
     Example:
         >>> chosen = ComposedSettings(parts={"likelihood": {}, "contrastive": {"weight": 0.5, "negatives": 3}})
@@ -82,9 +82,7 @@ class Composed(Objective):
             own = {role: roles.frozen[role] for role in part.needs(part_settings).roles}
             parts[name] = part(part_settings, Roles(roles.target, **own))
             if set(parts[name].phases()) != {"train"}:
-                raise RecipeError(
-                    f"objective.parts.{name}: has phases of its own and cannot be composed; train it alone"
-                )
+                raise RecipeError(f"objective.parts.{name}: has several phases and cannot be composed; use it alone")
         self.parts = nn.ModuleDict(parts)
 
     @classmethod

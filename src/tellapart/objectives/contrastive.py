@@ -8,24 +8,22 @@ import torch
 from pydantic import Field, model_validator
 from torch.nn import functional
 
-from tellapart.objectives.reference import AgainstReference, AgainstReferenceSettings, Scores, mean_kept
+from tellapart.objectives.reference import AgainstReference, AgainstReferenceSettings, PairLogProbs, mean_kept
 
 
 def contrastive_terms(
-    target_positive: torch.Tensor,
-    reference_positive: torch.Tensor,
-    target_negative: torch.Tensor,
-    reference_negative: torch.Tensor,
-    nu: float = 1.0,
-    kept: torch.Tensor | None = None,
+    positive_ratio: torch.Tensor, negative_ratio: torch.Tensor, nu: float = 1.0, kept: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The two terms of eq. 9, negated, one value per positive `[P]`: −ln h(G⁺) and −ν · mean_k ln(1 − h(G⁻_k)).
+    """The two terms of eq. 9, negated, `[P]` each: −ln h(G⁺) and −ν · mean_k ln(1 − h(G⁻_k)).
 
-    In float32 and through `logsigmoid`: ln h(G) = logsigmoid(G − ln ν), ln(1 − h(G)) = logsigmoid(ln ν − G). The mean
-    is over the negatives `kept`, `[P, K]`; by default over all.
+    Computed as ln h(G) = logsigmoid(G − ln ν) and ln(1 − h(G)) = logsigmoid(ln ν − G), which is stable.
+
+    Args:
+        positive_ratio: G of the true pairs, `[P]`.
+        negative_ratio: G of K mismatched captions for each true pair's image, `[P, K]`.
+        nu: ν = T_n / T_m.
+        kept: which negatives count, `[P, K]`; by default all.
     """
-    positive_ratio = target_positive.float() - reference_positive.float()
-    negative_ratio = target_negative.float() - reference_negative.float()
     positive_term = -functional.logsigmoid(positive_ratio - math.log(nu))
     negative_term = -nu * mean_kept(functional.logsigmoid(math.log(nu) - negative_ratio), kept)
     return positive_term, negative_term
@@ -40,7 +38,7 @@ def contrastive_loss(
     positive: bool = True,
     negative: bool = True,
 ) -> torch.Tensor:
-    """The CL loss, eq. 7–10, to be minimised; mean over positives.
+    """The CL loss, eq. 7–10, to be minimised; mean over true pairs.
 
     ::
 
@@ -64,41 +62,44 @@ def contrastive_loss(
     """
     if not (positive or negative):
         raise ValueError("contrastive_loss needs the positive term, the negative term, or both")
-    first, second = contrastive_terms(target_positive, reference_positive, target_negative, reference_negative, nu)
-    kept = [term for term, keep in ((first, positive), (second, negative)) if keep]
-    return torch.stack(kept).sum(dim=0).mean()
+    positive_ratio = target_positive.float() - reference_positive.float()
+    negative_ratio = target_negative.float() - reference_negative.float()
+    terms = zip(contrastive_terms(positive_ratio, negative_ratio, nu), (positive, negative), strict=True)
+    return torch.stack([term for term, keep in terms if keep]).sum(dim=0).mean()
 
 
 class ContrastiveSettings(AgainstReferenceSettings):
     """Settings of `Contrastive`."""
 
-    nu: float = Field(1.0, gt=0, description="ν = T_n / T_m")
-    positive: bool = Field(True, description="keep the positive term; alone it is CL(P)")
-    negative: bool = Field(True, description="keep the negative term; alone it is CL(N)")
+    nu: float = Field(1.0, gt=0, description="ν = T_n / T_m: weight of mismatched against true pairs")
+    positive: bool = Field(True, description="use the positive term; alone it is CL(P)")
+    negative: bool = Field(True, description="use the negative term; alone it is CL(N)")
 
     @model_validator(mode="after")
-    def _one_term(self) -> ContrastiveSettings:
+    def _has_a_term(self) -> ContrastiveSettings:
         if not (self.positive or self.negative):
-            raise ValueError("keep the positive term, the negative term, or both")
+            raise ValueError("set positive, negative, or both to true")
         return self
 
 
 class Contrastive(AgainstReference):
-    """Contrastive Learning: raise the likelihood of true pairs and lower that of mismatched ones, both relative to a
-    frozen reference.
+    """Contrastive Learning: raise ln p of true pairs and lower that of mismatched ones, relative to a reference.
 
-    A caption that fits any image gains nothing: what it wins on its own image it pays for on others. The positive
-    term keeps the quality, the negative term makes captions distinctive. See `contrastive_loss` for the equations, and
-    `AgainstReference` for what it remembers, leaves out and logs.
+    Use it after `Likelihood` to make captions distinctive: a caption that fits any image gains nothing, since its gain
+    on its own image is a loss on others. The positive term keeps the quality, the negative term makes captions
+    distinctive. See `contrastive_loss` for the equations and `AgainstReference` for what is logged and left out.
+
+    Related: `Pairwise` compares a true and a mismatched caption directly (DPO); `Difference` is the paper's first
+    attempt, for ablations; `Introspective` contrasts images instead of captions and needs no reference. Combine it
+    with likelihood by `Composed`.
 
     Args:
         settings: see `ContrastiveSettings`.
-        roles: the captioner that is trained, usually from the reference's weights, and `reference`, a frozen captioner
-            or ensemble trained by likelihood.
+        roles: see `AgainstReference`.
 
     Example:
         >>> objective = Contrastive(ContrastiveSettings(negatives=5), Roles(target, reference=mle))   # doctest: +SKIP
-        >>> objective(batch, Progress(0, 100))["loss"]                                     # doctest: +SKIP
+        >>> objective(batch, Progress(0, 100))["loss"]                                                # doctest: +SKIP
     """
 
     name = "contrastive"
@@ -109,15 +110,8 @@ class Contrastive(AgainstReference):
     def nu(self) -> float:
         return self.settings.nu
 
-    def loss(self, scores: Scores) -> torch.Tensor:
-        first, second = contrastive_terms(
-            scores.target_positive,
-            scores.reference_positive,
-            scores.target_negative,
-            scores.reference_negative,
-            self.nu,
-            scores.kept,
-        )
+    def loss(self, scores: PairLogProbs) -> torch.Tensor:
+        first, second = contrastive_terms(*scores.ratios, self.nu, scores.kept)
         if not self.settings.negative:
             return first
         return first + second if self.settings.positive else second

@@ -1,11 +1,11 @@
 """Losses that align images and texts: DCL of CODER (Wang et al., ECCV 2022), the triplet loss and InfoNCE.
 
-All are functions of cosine similarities, for one direction of retrieval. Of each anchor they are given the similarity
-to its partner, the similarities to candidates, and which candidates are negatives; they give one value per anchor,
-`[A]`, so that a caller can sum and count over processes. `both_directions` makes these three from one matrix; with the
-positives taken from momentum keys and the candidates from a queue, the same functions give the losses with a bank.
+All are functions of cosine similarities for one direction of retrieval. Their arguments are, for each anchor, the
+similarity with its partner, the similarities with candidates, and which candidates are negatives. They return one
+value per anchor, `[A]`, so that the caller can sum and count over processes. `both_directions` makes the arguments from
+one matrix. With positives from momentum keys and candidates from a queue, the same functions give losses with a bank.
 
-Candidates that show or describe the anchor's own image are no negatives: `other_images` masks them.
+Candidates of the anchor's own image are not negatives: `other_images` masks them.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional
 
-# log(1 + S) has no value at S = −1; from here downwards the positive term is constant.
+# log(1 + S) is infinite at S = −1; below this value the positive term is constant.
 LOWEST_COSINE = -1 + 1e-4
-# An SD of 0 is a row of equal similarities; any value far below ε gives the same diversity.
+# Used instead of an SD of 0; any value far below ε gives the same diversity.
 SMALLEST_DEVIATION = 1e-12
 
 
@@ -25,9 +25,9 @@ class Anchors(NamedTuple):
     """One direction of retrieval.
 
     Attributes:
-        positives: the similarity of each anchor to its partner, `[A]`.
-        similarity: its similarities to the candidates, `[A, C]`.
-        negatives: which of the candidates are negatives, `[A, C]`.
+        positives: similarity of each anchor with its partner, `[A]`.
+        similarity: similarities with the candidates, `[A, C]`.
+        negatives: which candidates are negatives, `[A, C]`.
     """
 
     positives: torch.Tensor
@@ -36,7 +36,7 @@ class Anchors(NamedTuple):
 
 
 def other_images(anchor_images: torch.Tensor, candidate_images: torch.Tensor) -> torch.Tensor:
-    """Which candidates belong to another image than the anchor, `[A, C]`, by the numbers of their images.
+    """Which candidates belong to another image than the anchor, `[A, C]`, by image numbers.
 
     >>> other_images(torch.tensor([7, 8]), torch.tensor([7, 7, 8]))
     tensor([[False, False,  True],
@@ -52,14 +52,14 @@ def both_directions(
     images: torch.Tensor,
     text_images: torch.Tensor,
 ) -> tuple[Anchors, Anchors]:
-    """The anchors of image-to-text and of text-to-image retrieval; in both, each true pair is an anchor.
+    """The anchors of image-to-text and text-to-image retrieval; in both, each true pair is an anchor.
 
     Args:
-        similarity: of all images with all texts, `[I, T]`; I and T may differ.
+        similarity: similarity of all images with all texts, `[I, T]`.
         image_row: the image of each true pair, `[P]`.
         text_row: the text of each true pair, `[P]`.
-        images: the number of each image, `[I]`.
-        text_images: the number of the image each text describes, `[T]`.
+        images: number of each image, `[I]`.
+        text_images: number of the image that each text describes, `[T]`.
 
     Example:
         >>> similarity = torch.tensor([[0.9, 0.8, 0.1], [0.2, 0.0, 0.7]])
@@ -81,13 +81,13 @@ def both_directions(
 
 @torch.no_grad()
 def deviations(similarity: torch.Tensor, negatives: torch.Tensor) -> torch.Tensor:
-    """SD of each anchor's similarities to its negatives, `[A]`, in float32 and without gradient; see `diversity`.
+    """SD of each anchor's similarities with its negatives, `[A]`, in float32 and without gradient; see `diversity`.
 
     >>> deviations(torch.tensor([[0.9, 0.5, -0.5], [0.1, 0.8, 0.1]]), torch.tensor([[False, True, True]] * 2))
     tensor([0.5000, 0.3500])
     """
     count = negatives.sum(dim=1).clamp(min=1)
-    # In two passes: E(S²) − E(S)² cancels for similarities that are close together, which is the case of interest.
+    # In two passes, since E(S²) − E(S)² loses precision for nearly equal similarities.
     values = similarity.float().masked_fill(~negatives, 0.0)
     mean = values.sum(dim=1) / count
     apart = (values - mean[:, None]).masked_fill(~negatives, 0.0)
@@ -97,7 +97,7 @@ def deviations(similarity: torch.Tensor, negatives: torch.Tensor) -> torch.Tenso
 def unscaled_diversity(similarity: torch.Tensor, negatives: torch.Tensor, epsilon: float = 0.1) -> torch.Tensor:
     """1/σ(ε/SD) = 1 + exp(−ε/SD) of each anchor, `[A]`, in float32 and without gradient; see `diversity`.
 
-    It is in [1, 2). An anchor with fewer than two negatives has SD = 0, hence the value 1.
+    It is in [1, 2). An anchor with fewer than two negatives has SD = 0 and so the value 1.
     """
     return 1 + torch.exp(-epsilon / deviations(similarity, negatives).clamp(min=SMALLEST_DEVIATION))
 
@@ -108,21 +108,21 @@ def diversity(
     epsilon: float = 0.1,
     largest: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """How unequal an anchor's negatives are to it, eq. 3: `[A]`, in (0.5, 1], without gradient.
+    """Diversity of the similarities of an anchor's negatives, eq. 3, `[A]`, in (0.5, 1], without gradient.
 
     ::
 
         SD(v_i)  = √(E(S_ij²) − E(S_ij)²)  over the negatives j
         div(v_i) = 1/σ(ε/SD(v_i)) = 1 + exp(−ε/SD(v_i)),  divided by the largest of all anchors
 
-    An anchor whose negatives are all about as similar has a low diversity: it is ambiguous, and DCL weighs its
-    negatives more.
+    An anchor with negatives of similar similarity has a low diversity: it is ambiguous, and DCL gives more weight to
+    its negatives.
 
     Args:
         similarity: `[A, C]`.
         negatives_mask: which candidates are negatives, `[A, C]`.
         epsilon: ε.
-        largest: the largest `unscaled_diversity` of all anchors, where these are the share of one process.
+        largest: the largest `unscaled_diversity` over all processes; by default that of these anchors.
 
     Example:
         >>> similarity = torch.tensor([[0.9, 0.5, -0.5], [0.1, 0.8, 0.1]])
@@ -136,10 +136,9 @@ def diversity(
 
 
 def mean_diversity(of_batch: torch.Tensor, of_bank: torch.Tensor, bank_negatives: torch.Tensor) -> torch.Tensor:
-    """The mean of an anchor's diversities among the batch and among the bank, `[A]` (sec. 3.3, below eq. 6).
+    """The mean of an anchor's diversities in the batch and in the bank, `[A]` (sec. 3.3, below eq. 6).
 
-    A bank that holds fewer than two negatives of an anchor says nothing about it: the batch alone decides then, as it
-    does before the first step.
+    If the bank holds fewer than two negatives of an anchor, as at the first step, only the batch counts.
 
     >>> mean_diversity(torch.tensor([0.6, 0.6]), torch.ones(2), torch.tensor([[True, True], [True, False]]))
     tensor([0.8000, 0.6000])
@@ -159,26 +158,28 @@ def dcl_loss(
     gamma: float = 0.3,
     positive_weight: float = 1.0,
 ) -> torch.Tensor:
-    """Diversity-sensitive contrastive loss of each anchor, eq. 5, and its implicit form, eq. 4, `[A]`.
+    """Diversity-sensitive contrastive loss (DCL) of each anchor, eq. 5, or its implicit form, eq. 4, `[A]`.
 
     ::
 
         l_n = μ log(1 + Σ_q exp((S_nq − γ) / (μ div_n))) − w log(1 + S_nn),   q over the negatives of n
 
-    The mean over the anchors is one direction, l_DCL; the sum of both directions is L_DCL.
+    The mean over anchors is one direction, l_DCL; the sum of both directions is L_DCL.
 
-    In the paper the factor μ stands before both terms, w = μ = 0.1. So little holds the pairs together then that the
-    two modalities drift apart; w is therefore a setting, 1 unless told otherwise.
+    In the paper both terms have the factor μ, so w = μ = 0.1. Then the positive term is so weak that the two modalities
+    drift apart. So w is a setting, 1 by default.
+
+    Related: `triplet_loss` uses only the hardest negative, `info_nce` weighs all negatives by a softmax.
 
     Args:
         positives: S_nn, cosines `[A]`: with the partner in the batch, or with its momentum key. `None` for anchors
-            that have no partner, such as the entries of a bank (eq. 6 read literally): they are only pushed away.
+            without a partner, such as the entries of a bank (eq. 6 read literally).
         similarity: S_nq, cosines with the candidates, `[A, C]`.
         negatives: which candidates are negatives, `[A, C]`; an anchor may have none.
-        diversity: div_n, `[A]`, from `diversity`; `None` is the implicit form (div = 1).
-        mu: μ: temperature.
-        gamma: γ: margin.
-        positive_weight: w; the paper's literal reading is `positive_weight=mu`.
+        diversity: div_n, `[A]`, from `diversity`; `None` gives the implicit form (div = 1).
+        mu: μ, temperature.
+        gamma: γ, margin.
+        positive_weight: w; as written in the paper it is `mu`.
 
     Example:
         >>> similarity = torch.tensor([[0.5, 0.3], [0.3, 0.5]])
@@ -188,7 +189,7 @@ def dcl_loss(
     """
     scale = similarity.new_ones(len(similarity), dtype=torch.float32) if diversity is None else diversity.float()
     logits = ((similarity.float() - gamma) / (mu * scale)[:, None]).masked_fill(~negatives, -torch.inf)
-    # log(1 + Σ exp) is a log-sum-exp with one more logit of 0, which is finite for an anchor without negatives too.
+    # log(1 + Σ exp) is a log-sum-exp with an extra logit of 0; it is finite without negatives too.
     apart = mu * torch.logsumexp(functional.pad(logits, (1, 0)), dim=1)
     if positives is None:
         return apart
@@ -202,7 +203,7 @@ def triplet_loss(
     margin: float = 0.2,
     hardest: bool = True,
 ) -> torch.Tensor:
-    """Triplet ranking loss of each anchor (VSE++, Faghri et al. 2018), `[A]`; over both directions it is BTR.
+    """Triplet loss of each anchor (VSE++, Faghri et al. 2018), `[A]`; the sum of both directions is BTR.
 
     ::
 
@@ -213,7 +214,7 @@ def triplet_loss(
         similarity: S_nq, `[A, C]`.
         negatives: which candidates are negatives, `[A, C]`; an anchor without any has loss 0.
         margin: α.
-        hardest: only the most similar negative counts; otherwise the sum over all.
+        hardest: use only the most similar negative; otherwise the sum over all.
 
     Example:
         >>> similarity = torch.tensor([[0.5, 0.4, 0.6]])
@@ -227,7 +228,7 @@ def triplet_loss(
 def info_nce(
     positives: torch.Tensor, similarity: torch.Tensor, negatives: torch.Tensor, temperature: float = 0.05
 ) -> torch.Tensor:
-    """InfoNCE of each anchor (van den Oord et al. 2018), `[A]`; over both directions it is BIN.
+    """InfoNCE loss of each anchor (van den Oord et al. 2018), `[A]`; the sum of both directions is BIN.
 
     ::
 
@@ -243,12 +244,12 @@ def info_nce(
         >>> info_nce(torch.tensor([0.5]), torch.tensor([[0.5, 0.9]]), torch.tensor([[True, False]]))   # ln 2
         tensor([0.6931])
     """
-    # As log(1 + Σ exp((S_nq − S_nn)/τ)): the partner's gradient is a sum, not a difference of nearly equal numbers.
+    # As log(1 + Σ exp((S_nq − S_nn)/τ)), whose gradient is not a difference of nearly equal numbers.
     logits = (similarity.float() - positives.float()[:, None]) / temperature
     return torch.logsumexp(functional.pad(logits.masked_fill(~negatives, -torch.inf), (1, 0)), dim=1)
 
 
-# --- the whole of CODER, eq. 8 ----------------------------------------------------------------------------------------
+# --- all losses of CODER, eq. 8 ---------------------------------------------------------------------------------------
 
 
 def coder_weights(instance: float = 3.0, concept_twice: bool = False) -> dict[str, float]:
@@ -256,8 +257,8 @@ def coder_weights(instance: float = 3.0, concept_twice: bool = False) -> dict[st
 
     Args:
         instance: λ.
-        concept_twice: L_DCL^C = L_DCL(V, W) + L_DCL(W, V) as the paper writes it. L_DCL holds both directions already,
-            so that each counts twice; by default it counts once.
+        concept_twice: use L_DCL^C = L_DCL(V, W) + L_DCL(W, V) as written in the paper. L_DCL already contains both
+            directions, so each counts twice; by default it counts once.
 
     Example:
         >>> coder_weights()

@@ -1,4 +1,4 @@
-"""Introspective learning (IL), a rival of contrastive learning: the target is its own reference."""
+"""Introspective learning (IL), a baseline of contrastive learning: the target is compared with itself."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def introspective_loss(
 class IntrospectiveSettings(Section):
     """Settings of `Introspective`."""
 
-    weight: float = Field(1.0, ge=0, description="λ: of the margin, beside the likelihood")
-    margin: float = Field(1.0, ge=0, description="M: ln p of a caption given its image over that given the distractor")
+    weight: float = Field(1.0, ge=0, description="λ: weight of the margin term")
+    margin: float = Field(1.0, ge=0, description="M: wanted difference of ln p(c|I) and ln p(c|I_j)")
 
 
 class Introspective(Objective):
@@ -45,19 +45,22 @@ class Introspective(Objective):
 
         L = mean over true pairs (c, I) of −ln p(c|I) + λ max(0, M − ln p(c|I) + ln p(c|I_j))
 
-    The CL paper trains Table 4's rival "IL" so, after the introspective speaker of Vedantam et al. (2017). Both
-    likelihoods are the target's own and the gradient flows through both. I_j is fixed: chosen once for each image, the
-    image of the same split that looks most like it (cosine of pooled features); neither paper says how to choose it.
+    This is the baseline "IL" in Table 4 of the CL paper, after the introspective speaker of Vedantam et al. (2017).
+    Both likelihoods are the target's and have gradients. The distractor I_j of an image is fixed: the most similar
+    image of the same split (cosine of pooled features). Neither paper says how to choose it.
 
-    Logged beside `loss`: `log_prob` (mean ln p(c|I)), `log_margin` (mean of ln p(c|I) − ln p(c|I_j)) and `margin_met`,
-    the share of true pairs for which that is at least M.
+    Related: `Contrastive` contrasts captions instead of images, relative to a frozen reference.
+
+    Logged besides `loss`: `log_prob` (mean ln p(c|I)), `log_margin` (mean of ln p(c|I) − ln p(c|I_j)) and `margin_met`,
+    the share of true pairs for which the difference is at least M.
 
     Args:
         settings: see `IntrospectiveSettings`.
-        roles: the captioner that is trained.
+        roles: the target, a captioner.
 
     Example:
-        >>> Introspective(IntrospectiveSettings(margin=2.0), target)(batch, Progress(0, 100))   # doctest: +SKIP
+        >>> objective = Introspective(IntrospectiveSettings(margin=2.0), Roles(target))   # doctest: +SKIP
+        >>> objective(batch, Progress(0, 100))["loss"]                                    # doctest: +SKIP
     """
 
     name = "introspective"
@@ -67,7 +70,7 @@ class Introspective(Objective):
     def forward(self, batch: Batch, progress: Progress, phase: str = "train") -> dict[str, Total]:
         source = batch.source
         if source is None:
-            raise RecipeError("the introspective objective takes distractors from the batch's source; it has none")
+            raise RecipeError("the introspective objective needs distractors; give batches made by a BatchSource")
         positive = pair_log_prob(self.target, batch, Kind.POSITIVE)
         distracted = batch.once("distracted", lambda: source.distracted(batch))
         distractor = pair_log_prob(self.target, distracted, Kind.DISTRACTOR)

@@ -1,4 +1,4 @@
-"""What momentum contrast remembers (MoCo, He et al. 2020): coupled queues of keys, and the encoder that makes them."""
+"""Momentum contrast (MoCo, He et al. 2020): coupled queues of keys, and the momentum encoder that makes them."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from torch import nn
 
 Encoder = TypeVar("Encoder", bound=nn.Module)
 
-# The number of the image of a slot that was never filled; images are numbered from 0.
+# Image number of an empty slot; images are numbered from 0.
 NO_IMAGE = -1
 
 
 class MomentumBank(nn.Module):
-    """Coupled memory banks of CODER (sec. 3.2): the newest image keys and text keys, slot by slot from the same pairs.
+    """Coupled memory banks of CODER (sec. 3.2): queues of recent image keys and text keys of the same pairs.
 
-    The two queues give an anchor thousands of negatives beyond its batch. Each slot knows the image it came from, so
-    that a caption of the anchor's own image is no negative, and neither is a slot that was never filled. Everything is
-    a persistent buffer: a training that resumes goes on with the same negatives.
+    The queues give an anchor thousands of negatives beyond its batch. Each slot stores the number of its image, so that
+    captions of the anchor's own image and empty slots are not negatives. All state is in persistent buffers, so that
+    resuming is exact.
 
-    Positives are the keys of the current batch, negatives what the bank holds before it: ask for `negatives` first,
-    `enqueue` after the step, and enqueue what was gathered from all processes, so that their banks stay equal.
+    Use `negatives` in the step and `enqueue` after it. Enqueue the keys gathered from all processes, so that their
+    banks stay equal.
 
     Args:
-        capacity: slots of each queue; the paper has 4096.
-        width: of a key.
+        capacity: slots of each queue (paper: 4096).
+        width: width of a key.
 
     Example:
         >>> bank = MomentumBank(capacity=3, width=2)
@@ -39,12 +39,12 @@ class MomentumBank(nn.Module):
     def __init__(self, capacity: int, width: int) -> None:
         super().__init__()
         if capacity < 1 or width < 1:
-            raise ValueError(f"a bank of {capacity} keys of width {width} cannot be made; both must be at least 1")
+            raise ValueError(f"capacity is {capacity} and width is {width}; both must be at least 1")
         self.capacity = capacity
         self.register_buffer("image_keys", torch.zeros(capacity, width))
         self.register_buffer("text_keys", torch.zeros(capacity, width))
         self.register_buffer("images", torch.full((capacity,), NO_IMAGE, dtype=torch.long))
-        # Every key ever put in is counted: where the next one goes and how many are held both follow.
+        # Number of pairs ever enqueued; it determines `pointer` and `filled`.
         self.register_buffer("enqueued", torch.zeros((), dtype=torch.long))
         self.image_keys: torch.Tensor
         self.text_keys: torch.Tensor
@@ -53,26 +53,26 @@ class MomentumBank(nn.Module):
 
     @property
     def pointer(self) -> int:
-        """The slot the next pair goes to: the oldest one, once all are filled."""
+        """The slot for the next pair: the oldest one if all are filled."""
         return int(self.enqueued) % self.capacity
 
     @property
     def filled(self) -> int:
-        """How many slots hold a pair."""
+        """Number of slots that hold a pair."""
         return min(int(self.enqueued), self.capacity)
 
     def negatives(self, images: torch.Tensor) -> torch.Tensor:
-        """Which slots hold a negative of anchors that belong to these images, `[A, capacity]`."""
+        """Which slots hold negatives for anchors of these images, `[A, capacity]`."""
         return (self.images != NO_IMAGE) & (images[:, None] != self.images)
 
     @torch.no_grad()
     def enqueue(self, image_keys: torch.Tensor, text_keys: torch.Tensor, images: torch.Tensor) -> None:
-        """Put pairs in, in their order, each in place of the oldest.
+        """Add pairs in order, each replacing the oldest one.
 
         Args:
-            image_keys: `[B, width]`; B may differ from call to call, may be 0 and may exceed the capacity.
+            image_keys: `[B, width]`; B may vary, be 0, or exceed the capacity.
             text_keys: `[B, width]`, of the same pairs.
-            images: the number of each pair's image, from 0, `[B]`.
+            images: number of each pair's image, from 0, `[B]`.
         """
         shape = (len(images), self.image_keys.shape[1])
         if image_keys.shape != shape or text_keys.shape != shape:
@@ -81,8 +81,8 @@ class MomentumBank(nn.Module):
                 f"and text keys {list(text_keys.shape)}"
             )
         if len(images) and int(images.min()) < 0:
-            raise ValueError("images are numbered from 0; a negative number marks a slot that was never filled")
-        # Of more pairs than there are slots the last ones stay, where they would be had they come one by one.
+            raise ValueError("image numbers must be at least 0; negative numbers mark empty slots")
+        # If there are more pairs than slots, keep the last ones, in the slots they would have got one by one.
         skipped = max(0, len(images) - self.capacity)
         order = torch.arange(skipped, len(images), device=self.images.device)
         slots = (self.enqueued + order) % self.capacity
@@ -93,15 +93,15 @@ class MomentumBank(nn.Module):
 
 
 class MomentumEncoder(nn.Module, Generic[Encoder]):
-    """A copy of an encoder that follows it slowly: θ_k ← m θ_k + (1 − m) θ_q.
+    """An exponential moving average of an encoder: θ_k ← m θ_k + (1 − m) θ_q.
 
-    Its keys change little from step to step, so that those in a bank stay comparable. It starts equal to its source,
-    is never trained by gradient, is always in eval mode (a key does not depend on dropout or on its batch), and is
-    saved with whatever module holds it. Running statistics are averaged as the weights are; counters are copied.
+    Its keys change slowly, so that the keys in a bank stay comparable. It starts equal to its source, has no gradient,
+    is always in eval mode, and is saved with the module that holds it. Floating point buffers are averaged like
+    weights; other buffers are copied.
 
     Args:
-        source: the encoder that is trained; it is copied, not held.
-        momentum: m; the paper has 0.995.
+        source: the encoder that is trained; it is copied.
+        momentum: m (paper: 0.995).
 
     Example:
         >>> source = nn.Linear(1, 1, bias=False)
@@ -115,27 +115,27 @@ class MomentumEncoder(nn.Module, Generic[Encoder]):
     def __init__(self, source: Encoder, momentum: float = 0.995) -> None:
         super().__init__()
         if not 0 <= momentum <= 1:
-            raise ValueError(f"a momentum of {momentum} does not follow anything; it must be between 0 and 1")
+            raise ValueError(f"momentum is {momentum}; it must be between 0 and 1")
         self.momentum = momentum
         self.encoder: Encoder = copy.deepcopy(source).requires_grad_(False)
         self.train(False)
 
     def train(self, mode: bool = True) -> MomentumEncoder[Encoder]:
-        """Stays in eval mode, whatever is asked of the module that holds it."""
+        """Stay in eval mode."""
         super().train(False)
         return self
 
     @torch.no_grad()
     def update(self, source: Encoder) -> None:
-        """Follow the source one step; call it after each update of the source."""
+        """Update the average; call it after each update of the source."""
         weights = dict(source.named_parameters())
         for name, weight in self.encoder.named_parameters():
-            if weight is not weights[name]:  # a part that nothing trains may be shared
+            if weight is not weights[name]:  # frozen parts may be shared
                 weight.lerp_(weights[name], 1 - self.momentum)
         buffers = dict(source.named_buffers())
         for name, buffer in self.encoder.named_buffers():
-            theirs = buffers[name]
+            new = buffers[name]
             if buffer.is_floating_point():
-                # Equal values are copied: they keep their bits, and infinities (masks) do not become NaN.
-                theirs = torch.where(buffer == theirs, theirs, buffer.lerp(theirs, 1 - self.momentum))
-            buffer.copy_(theirs)
+                # Equal values are copied, so that infinities (masks) do not become NaN.
+                new = torch.where(buffer == new, new, buffer.lerp(new, 1 - self.momentum))
+            buffer.copy_(new)

@@ -6,7 +6,7 @@ import torch
 from pydantic import Field
 from torch.nn import functional
 
-from tellapart.objectives.reference import AgainstReference, AgainstReferenceSettings, Scores, mean_kept
+from tellapart.objectives.reference import AgainstReference, AgainstReferenceSettings, PairLogProbs, mean_kept
 
 
 def pairwise_loss(
@@ -17,7 +17,7 @@ def pairwise_loss(
     Args:
         positive_ratio: G of the true pairs, eq. 7 of the CL paper, `[P]`.
         negative_ratio: G of K mismatched captions for each true pair's image, `[P, K]`.
-        beta: β: how sharply a difference is judged.
+        beta: β, the steepness.
         kept: which negatives count, `[P, K]`; by default all.
 
     Example:
@@ -31,36 +31,33 @@ def pairwise_loss(
 class PairwiseSettings(AgainstReferenceSettings):
     """Settings of `Pairwise`."""
 
-    beta: float = Field(1.0, gt=0, description="β: how sharply a difference of log ratios is judged")
+    beta: float = Field(1.0, gt=0, description="β: steepness of the sigmoid over differences of log ratios")
 
 
 class Pairwise(AgainstReference):
-    """Contrastive learning by comparison: of an image, the true caption should gain more on the reference than a
-    mismatched one.
+    """Pairwise contrastive learning: the true caption should gain more over the reference than a mismatched one.
 
     ::
 
         L = −mean_t mean_k ln σ(β (G⁺_t − G⁻_tk)),   G = ln p_target − ln p_reference      (eq. 7 of the CL paper)
 
-    This is beyond the paper. Where CL (eq. 9) asks of each pair whether it is a true one, this asks which of two is: it
-    is the loss of direct preference optimisation, with the true caption as the preferred answer to the image. What both
-    captions of an image gain or lose together does not matter to it, so nothing holds p of true pairs itself up; add
-    likelihood by the `composed` objective if quality falls. See `AgainstReference` for what it remembers, leaves out
-    and logs; h is that of CL at ν = 1.
+    This is the loss of direct preference optimisation, with the true caption as the preferred answer to the image; it
+    is not in the CL paper. `Contrastive` (eq. 9) classifies each pair as true or mismatched; this loss only ranks two
+    captions of one image. So it does not keep p of true pairs from falling: add likelihood with `Composed` if quality
+    drops. See `AgainstReference` for what is logged and left out; h is that of CL with ν = 1.
 
     Args:
         settings: see `PairwiseSettings`.
-        roles: the captioner that is trained, usually from the reference's weights, and `reference`, a frozen captioner
-            or ensemble trained by likelihood.
+        roles: see `AgainstReference`.
 
     Example:
-        >>> objective = Pairwise(PairwiseSettings(beta=0.5), target, reference)   # doctest: +SKIP
-        >>> objective(batch, Progress(0, 100))["loss"]                            # doctest: +SKIP
+        >>> objective = Pairwise(PairwiseSettings(beta=0.5), Roles(target, reference=mle))   # doctest: +SKIP
+        >>> objective(batch, Progress(0, 100))["loss"]                                       # doctest: +SKIP
     """
 
     name = "contrastive-pairwise"
     Settings = PairwiseSettings
     settings: PairwiseSettings
 
-    def loss(self, scores: Scores) -> torch.Tensor:
+    def loss(self, scores: PairLogProbs) -> torch.Tensor:
         return pairwise_loss(*scores.ratios, self.settings.beta, scores.kept)

@@ -1,4 +1,4 @@
-"""Prototype-guided classification (PGC) of CODER (sec. 3.4): clusters of instances are the classes of concepts."""
+"""Prototype-guided classification (PGC) of CODER (sec. 3.4): concept descriptors predict clusters of instances."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tellapart.retrievers.base import inner_products
 
 
 class Clusters(NamedTuple):
-    """What `spherical_kmeans` found.
+    """The result of `spherical_kmeans`.
 
     Attributes:
         centres: unit vectors `[K, width]`.
         labels: the cluster of each point, `[N]`.
-        similarity: the mean cosine of a point with its centre, which every iteration raises.
-        iterations: how many were made.
+        similarity: mean cosine of a point with its centre.
+        iterations: number of iterations.
     """
 
     centres: torch.Tensor
@@ -32,9 +32,9 @@ class Clusters(NamedTuple):
 def nearest_centres(
     points: torch.Tensor, centres: torch.Tensor, chunk: int = 4096
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The most similar centre of each point and its cosine, `[N]` each; the first of equals.
+    """The most similar centre of each point and its cosine, `[N]` each; the first one of equals.
 
-    The memory is `chunk × K`.
+    Memory is proportional to `chunk × K`.
 
     >>> nearest_centres(torch.tensor([[3.0, 0.0], [0.0, 2.0]]), torch.tensor([[0.0, 1.0], [1.0, 0.0]]))
     (tensor([1, 0]), tensor([1., 1.]))
@@ -59,19 +59,19 @@ def spherical_kmeans(
     seed: int = 0,
     chunk: int = 4096,
 ) -> Clusters:
-    """K-means by the cosine: exact, and the same for the same points in the same order.
+    """K-means by cosine similarity; deterministic for the same points in the same order.
 
-    Alternately, every point joins its most similar centre and every centre becomes the direction of the sum of its
-    points. A cluster left empty takes the point that its own centre fits worst. It ends when nothing changes.
+    Each point is assigned to its most similar centre, then each centre becomes the direction of the sum of its points,
+    until nothing changes. An empty cluster gets the point with the lowest cosine to its own centre.
 
     Args:
         points: `[N, width]`; only their directions matter.
         clusters: K, at most N.
-        centres: where to start, `[K, width]`, for instance those of the epoch before: cluster k then stays the one
-            that a classifier knows as k. By default K distinct points are drawn by `seed`.
-        iterations: at most this many.
+        centres: initial centres, `[K, width]`, for example of the last epoch, so that cluster numbers keep their
+            meaning. By default K distinct points are drawn with `seed`.
+        iterations: maximum number of iterations.
         seed: for the draw.
-        chunk: points compared at a time.
+        chunk: number of points to compare at a time.
 
     Example:
         >>> points = torch.tensor([[1.0, 0.1], [1.0, -0.1], [0.1, 1.0], [-0.1, 1.0]])
@@ -84,31 +84,31 @@ def spherical_kmeans(
             f"set between 1 and {len(points)}"
         )
     if centres is not None and centres.shape != (clusters, points.shape[1]):
-        raise ValueError(f"centres {list(centres.shape)} are no start for {clusters} clusters of {points.shape[1]}")
+        raise ValueError(f"centres are {list(centres.shape)}; they must be {[clusters, points.shape[1]]}")
     points = functional.normalize(points.float(), dim=1)
     if centres is None:
         drawn = torch.randperm(len(points), generator=torch.Generator().manual_seed(seed))[:clusters]
         centres = points[drawn.to(points.device)]
     centres = functional.normalize(centres.to(points), dim=1)
-    labels, cosines = _join(points, centres, chunk)
+    labels, cosines = _assign(points, centres, chunk)
     made, changed = 0, True
     while changed and made < iterations:
         centres = _directions(points, labels, centres, chunk)
         before = labels
-        labels, cosines = _join(points, centres, chunk)
+        labels, cosines = _assign(points, centres, chunk)
         made, changed = made + 1, not torch.equal(labels, before)
     return Clusters(centres, labels, cosines.mean().item(), made)
 
 
-def _join(points: torch.Tensor, centres: torch.Tensor, chunk: int) -> tuple[torch.Tensor, torch.Tensor]:
+def _assign(points: torch.Tensor, centres: torch.Tensor, chunk: int) -> tuple[torch.Tensor, torch.Tensor]:
     labels, cosines = nearest_centres(points, centres, chunk)
     return _fill_empty(labels, cosines, len(centres)), cosines
 
 
 def _directions(points: torch.Tensor, labels: torch.Tensor, centres: torch.Tensor, chunk: int) -> torch.Tensor:
-    """The direction of each cluster's sum; a sum of zero has none and leaves the centre where it is.
+    """The direction of each cluster's sum; a centre does not move if the sum is zero.
 
-    The sums are made on the CPU and in float64: there the order of additions is fixed, on a GPU it is not.
+    Sums are computed on the CPU in float64, where the order of additions is fixed.
     """
     sums = torch.zeros(centres.shape, dtype=torch.float64)
     for start in range(0, len(points), chunk):
@@ -120,7 +120,7 @@ def _directions(points: torch.Tensor, labels: torch.Tensor, centres: torch.Tenso
 
 
 def _fill_empty(labels: torch.Tensor, cosines: torch.Tensor, clusters: int) -> torch.Tensor:
-    """Labels in which every empty cluster, in order, has the worst fitted point of a cluster that can spare one."""
+    """Give each empty cluster the point with the lowest cosine among clusters with more than one point."""
     sizes = torch.bincount(labels, minlength=clusters).tolist()
     empty = [cluster for cluster, size in enumerate(sizes) if size == 0]
     if not empty:
@@ -136,7 +136,7 @@ def _fill_empty(labels: torch.Tensor, cosines: torch.Tensor, clusters: int) -> t
 
 
 def prototype_loss(image_logits: torch.Tensor, text_logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """PGC of each pair, eq. 7, `[P]`: −log softmax(P^C v^C)_z − log softmax(P^C w^C)_z.
+    """PGC loss of each pair, eq. 7, `[P]`: −log softmax(P^C v^C)_z − log softmax(P^C w^C)_z.
 
     Args:
         image_logits: P^C v^C, `[P, K]`.
@@ -154,19 +154,18 @@ def prototype_loss(image_logits: torch.Tensor, text_logits: torch.Tensor, labels
 
 
 class Prototypes(nn.Module):
-    """Clusters of pairs by their instance-level embeddings, and the classifier that finds them from concept-level ones.
+    """Clusters of pairs by instance-level embeddings, and a classifier that predicts them from concept-level ones.
 
-    The sum v^I + w^I of a pair says what it shows in detail; its cluster is the prototype of what is like it. That the
-    concept-level descriptors of both modalities predict it, through one matrix P^C, carries semantics from one branch
-    to the other. See `prototype_loss` for the equation.
+    Pairs are clustered by v^I + w^I. The concept-level descriptors of both modalities then predict the cluster through
+    one matrix P^C, which passes meaning from one branch to the other. See `prototype_loss` for the equation.
 
-    The centres are a persistent buffer, and clustering starts from those of the epoch before: ids keep their meaning
-    for the classifier, also in a training that resumes.
+    The centres are a persistent buffer, and clustering starts from the last centres, so that cluster numbers keep their
+    meaning over epochs and after a resume.
 
     Args:
-        clusters: K; some 15 pairs a cluster.
-        instance_width: of v^I + w^I.
-        concept_width: of v^C and w^C.
+        clusters: K; about one cluster for 15 pairs.
+        instance_width: width of v^I + w^I.
+        concept_width: width of v^C and w^C.
 
     Example:
         >>> prototypes = Prototypes(clusters=2, instance_width=2, concept_width=3)
@@ -186,9 +185,9 @@ class Prototypes(nn.Module):
         self.clustered: torch.Tensor
 
     def cluster(self, points: torch.Tensor, iterations: int = 20, seed: int = 0) -> Clusters:
-        """Cluster v^I + w^I of all pairs `[N, width]`, from the present centres if there are any, and keep the centres.
+        """Cluster v^I + w^I of all pairs `[N, width]`, from the last centres if there are any, and store the centres.
 
-        Every process must be given all points, in the same order.
+        Every process must pass all points, in the same order.
         """
         start = self.centres if self.clustered else None
         found = spherical_kmeans(points, len(self.centres), start, iterations, seed)
@@ -197,7 +196,7 @@ class Prototypes(nn.Module):
         return found
 
     def labels(self, points: torch.Tensor) -> torch.Tensor:
-        """z: the prototypes of pairs by v^I + w^I, `[P]`."""
+        """z: the cluster of each pair, by v^I + w^I, `[P]`."""
         return nearest_centres(points, self.centres)[0]
 
     def forward(self, image_concepts: torch.Tensor, text_concepts: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

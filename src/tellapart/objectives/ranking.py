@@ -1,4 +1,4 @@
-"""The ranking loss that makes the specificity paper's image retriever: a hinge on random negatives, both ways."""
+"""The ranking loss of the specificity paper's image retriever: a hinge loss on random negatives, in both directions."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from torch.nn import functional
 
 from tellapart.data.batches import Batch, Kind
 from tellapart.errors import RecipeError
-from tellapart.objectives.base import Progress, RetrievalObjective, Roles, Total
+from tellapart.objectives.base import Progress, RetrievalObjective, Roles, Total, captions_of
 from tellapart.retrievers.base import Raw, inner_products
 from tellapart.settings import Section
 
 
 def choose_negatives(allowed: torch.Tensor, count: int, noise: torch.Tensor) -> torch.Tensor:
-    """Which candidates are an anchor's negatives: `count` drawn from those allowed, all of them if there are fewer.
+    """Choose negatives at random: `count` of the allowed candidates for each anchor, or all if there are fewer.
 
     Args:
         allowed: `[anchors, candidates]`, whether a candidate belongs to another image.
-        count: negatives for each anchor.
-        noise: `[anchors, candidates]`, independent and uniform; those with the lowest are taken.
+        count: number of negatives for each anchor.
+        noise: `[anchors, candidates]`, independent and uniform; the candidates with the lowest values are chosen.
 
     Example:
         >>> choose_negatives(torch.tensor([[True, False, True]]), 1, torch.tensor([[0.9, 0.1, 0.2]]))
@@ -38,10 +38,10 @@ def ranking_hinge_loss(
     """Σ_k max(0, margin − s + s_k) over each anchor's negatives, `[anchors]`.
 
     Args:
-        positive: `[anchors]`, s: the similarity with what belongs to the anchor.
-        scores: `[anchors, candidates]`, the similarity with each candidate.
-        chosen: `[anchors, candidates]`, which candidates are the negatives.
-        margin: how much higher s must be.
+        positive: `[anchors]`, s: similarity of the anchor with its partner.
+        scores: `[anchors, candidates]`, similarity with each candidate.
+        chosen: `[anchors, candidates]`, which candidates are negatives.
+        margin: α.
 
     Example:
         >>> scores = torch.tensor([[0.5, 0.2, 0.9]])
@@ -54,34 +54,36 @@ def ranking_hinge_loss(
 class RankingHingeSettings(Section):
     """Settings of `RankingHinge`."""
 
-    margin: float = Field(0.2, ge=0)
-    negatives: int = Field(30, ge=1, description="drawn anew for each pair and direction at each step, from the batch")
+    margin: float = Field(0.2, ge=0, description="α: wanted difference of the similarities")
+    negatives: int = Field(30, ge=1, description="negatives to draw from the batch for each pair and direction")
 
 
 class RankingHinge(RetrievalObjective):
-    """SentEval's ranking loss, with which the specificity paper trains its image retriever.
+    """SentEval's ranking loss, used by the specificity paper to train its image retriever.
 
     ::
 
         L = Σ_(I,c) [ Σ_k max(0, α − s(I, c) + s(I, c_k)) + Σ_k max(0, α − s(I, c) + s(I_k, c)) ]
 
-    with s the cosine of the projections, α = 0.2, and 30 random negatives each way: c_k are captions of other images,
-    I_k other images. They are drawn without replacement from the whole batch over all processes, never from the pair's
-    own image; a smaller batch gives all it has. The sum is divided by the number of pairs. Any retriever with index
-    vectors can be trained; they are normalised, however the retriever reads them afterwards.
+    Here s is the cosine, c_k are captions of other images and I_k are other images. The paper uses α = 0.2 and 30
+    random negatives in each direction. They are drawn without replacement from the whole batch over all processes,
+    never from the pair's own image. The sum is divided by the number of pairs. Any retriever with index vectors can be
+    trained; they are normalised.
 
-    A step in parts (`training.accumulate`) draws its negatives from each part: there it is not the step it would be
-    in one go, as with every loss that contrasts within a batch.
+    With `training.accumulate`, negatives are drawn within each part of the batch, so that the step differs from one on
+    the whole batch.
 
-    Logged: `told_apart`, the share of negatives that score below the pair; `similarity_positive` and
+    Related: `CoderObjective` with `loss: triplet` uses the hardest negatives of the batch instead of random ones.
+
+    Logged: `told_apart`, the share of negatives with a lower similarity than the pair; `similarity_positive` and
     `similarity_negative`, the mean cosines.
 
     Args:
         settings: see `RankingHingeSettings`.
-        roles: the retriever that is trained.
+        roles: the target, a retriever.
 
     Example:
-        >>> objective = RankingHinge(RankingHingeSettings(), retriever)   # doctest: +SKIP
+        >>> objective = RankingHinge(RankingHingeSettings(), Roles(retriever))   # doctest: +SKIP
     """
 
     name = "ranking-hinge"
@@ -93,18 +95,17 @@ class RankingHinge(RetrievalObjective):
         if not self.target.has_index_vectors:
             raise RecipeError(
                 f"objective: {self.name} compares one vector per item, and the {self.target.name} retriever has none; "
-                "take another objective or retriever"
+                "use another objective or retriever"
             )
 
     def forward(self, batch: Batch, progress: Progress, phase: str = "train") -> dict[str, Total]:
         pairs = batch.pairs.of(Kind.POSITIVE)
-        captions = [batch.captions[row] for row in batch.pairs.caption_row[pairs].tolist()]
         images = self._vectors(self.target.embed_images(batch.features[self.target.encoder.name]))
-        texts = self._vectors(self.target.embed_texts(captions))
+        texts = self._vectors(self.target.embed_texts(captions_of(batch, pairs)))
         image_of_text = batch.pairs.image_row[pairs]
         positive = (images[image_of_text] * texts).sum(dim=1)
 
-        # Items are known by their place in the gathered batch: an image of another process is another image.
+        # Images are identified by their place in the gathered batch.
         counts = self.processes.gather(torch.tensor([[len(images), len(texts)]], device=images.device))
         first_image, first_text = counts[: self.processes.rank].sum(dim=0).tolist()
         own = image_of_text + first_image
@@ -112,7 +113,7 @@ class RankingHinge(RetrievalObjective):
         all_images = self.processes.gather(images, gradient=True)
         all_texts = self.processes.gather(texts, gradient=True)
 
-        # Drawn for all pairs alike in every process, of which each takes its own.
+        # Every process draws the noise of all pairs and uses its own part.
         noise = torch.rand(len(all_texts), len(all_texts) + len(all_images), generator=batch.generator(self.name))
         noise = noise[first_text : first_text + len(texts)].to(images.device)
         total, figures = torch.zeros(len(texts), device=images.device), []

@@ -1,38 +1,36 @@
-"""What all objectives share that compare a target with a frozen reference: scores, what is left out, what is logged."""
+"""Base of objectives that compare the target with a frozen reference."""
 
 from __future__ import annotations
 
 import math
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 from pydantic import BaseModel, Field
 
 from tellapart.data.batches import Batch, BatchSource, Kind
 from tellapart.decoding.base import Decodable
-from tellapart.objectives.base import Needs, Objective, Progress, Roles, Total, pair_log_prob
+from tellapart.objectives.base import Needs, Objective, Progress, Roles, Total, log_prob_of_rows, pair_log_prob
 from tellapart.settings import Section
 from tellapart.text import UNKNOWN, Vocabulary
 
-# Lower edges of the histogram's bins over G; what lies below them all is a bin of its own.
+# Lower edges of the histogram bins over G; values below the first edge have their own bin.
 EDGES = (-16, -8, -4, -2, -1, 0, 1, 2, 4, 8, 16)
-# The classifier h is right with at least this probability: the pair is easy.
+# A pair is easy if the classifier h is right with at least this probability.
 EASY = 0.9
 
 
-@dataclass(frozen=True)
-class Scores:
-    """ln p of P true pairs and of K mismatched captions for each, under both models.
+class PairLogProbs(NamedTuple):
+    """ln p of P true pairs, and of K mismatched captions for each, under the target and the reference.
 
     Attributes:
         target_positive: `[P]`, with gradient.
         reference_positive: `[P]`.
         target_negative: `[P, K]`, with gradient.
         reference_negative: `[P, K]`.
-        kept: `[P, K]`, which of the mismatched captions count; at least one in a row.
+        kept: `[P, K]`, which of the mismatched captions count; at least one per row.
     """
 
     target_positive: torch.Tensor
@@ -51,7 +49,7 @@ class Scores:
 
 
 def mean_kept(values: torch.Tensor, kept: torch.Tensor | None = None) -> torch.Tensor:
-    """The mean of each row `[P, K]` over the entries kept; `None` keeps all.
+    """Mean of each row `[P, K]` over the kept entries; `None` keeps all.
 
     >>> mean_kept(torch.tensor([[1.0, 3.0]]), torch.tensor([[True, False]]))
     tensor([1.])
@@ -62,11 +60,10 @@ def mean_kept(values: torch.Tensor, kept: torch.Tensor | None = None) -> torch.T
 
 
 def comparable(one: Vocabulary, other: Vocabulary) -> Callable[[str], bool]:
-    """A test whether two captioners score the same sentence when they are given the same caption.
+    """A function that tells whether two captioners score the same sentence when given the same caption.
 
-    Equal vocabularies always do: a word unknown to one is unknown to both, and long captions are cut alike. Different
-    ones do if no word is unknown to either and both read the same words. Where one of them reads pieces of words
-    instead, words cannot be compared: there a caption is left out if it may have been cut.
+    With equal vocabularies they always do: unknown words and cuts are the same. With different vocabularies, both must
+    know all words and read the same ones. If one of them uses pieces of words, the caption must not be cut by either.
 
     Example:
         >>> test = comparable(Vocabulary(["a", "red", "car"]), Vocabulary(["a", "car"]))
@@ -91,40 +88,40 @@ def comparable(one: Vocabulary, other: Vocabulary) -> Callable[[str], bool]:
 
 
 class AgainstReferenceSettings(Section):
-    """What every comparison with a reference can be told."""
+    """Settings of `AgainstReference`."""
 
-    negatives: int = Field(5, ge=1, description="K: mismatched captions drawn for each true pair")
+    negatives: int = Field(5, ge=1, description="K: number of mismatched captions to draw for each true pair")
 
 
 class AgainstReference(Objective):
-    """Base of objectives that compare, pair by pair, ln p under the target with ln p under a frozen reference.
+    """Base of objectives that compare ln p under the target with ln p under a frozen reference, pair by pair.
 
-    An objective gives `loss`, from the scores of true pairs and of their K negatives. The positive pass is shared by
-    its negatives. The reference may be any captioner or ensemble, also of other image features: both score the
-    caption's string, each with its own tokens and its own end token. A caption that they cannot both score
-    (`comparable`) is left out: a mismatched one from the mean over the K of its row, a true one with its whole row, as
-    is a row that has no mismatched one left.
+    A subclass implements `loss`, a function of the log probabilities of true pairs and of their K negatives. See
+    `Contrastive`, `Pairwise` and `Difference`.
 
-    In a training of more than one epoch true pairs come again, and the reference scores all of them once, before the
-    first step, in record order and in batches that do not depend on the step: what is remembered is the value of that
-    one computation, the same bits after a resume. In a shorter training no true pair comes twice. Mismatched pairs
-    are drawn anew at every step and scored as they come.
+    The reference can be any captioner or ensemble, also with other image features. Both score the caption's string,
+    each with its own tokens and end token. Captions that they cannot both score (`comparable`) are left out: a
+    mismatched caption from the mean over its row, a true caption with its whole row. A row without any mismatched
+    caption is left out too.
 
-    Logged beside `loss`, each as a mean over pairs:
+    If training is longer than one epoch, the reference scores all true pairs once before the first step, in record
+    order and in fixed batches, so that resuming is bit-exact. Mismatched pairs are drawn anew in every step and scored
+    then.
 
-    - `log_ratio_positive`, `log_ratio_negative`: G, eq. 7; `told_apart`: the share of negatives with G⁻ < G⁺;
+    Logged besides `loss`, as means over pairs:
+
+    - `log_ratio_positive`, `log_ratio_negative`: G, eq. 7; `told_apart`: share of negatives with G⁻ < G⁺;
     - `h_positive`, `h_negative`: h, eq. 8, the probability that the pair is a true one;
-    - `easy_…`, `hard_…`, `mistaken_…` with `positive` and `negative`: the shares of the paper's three kinds of pairs
-      (sec. 4.2). With q = h for a true pair and q = 1 − h for a mismatched one, the probability of what the pair is: a
-      pair is *easy* if q ≥ 0.9 (the logistic function saturates, its gradient is at most a tenth), *mistaken* if
-      q < 1/2 (it is taken for the other kind), *hard* in between, as all pairs are while both models are the same;
-    - `G_positive_bin_e`, `G_negative_bin_e`: a histogram, the share of pairs with G from e up to the next edge
-      (`EDGES`; below them all: `_bin_-inf`);
-    - `left_out`: the share of all pairs that cannot be compared.
+    - `easy_…`, `hard_…`, `mistaken_…` with `positive` and `negative`: shares of the paper's three kinds of pairs
+      (sec. 4.2). With q = h for a true pair and q = 1 − h for a mismatched one, a pair is *easy* if q ≥ 0.9 (its
+      gradient is at most a tenth), *mistaken* if q < 1/2, and *hard* in between;
+    - `G_positive_bin_e`, `G_negative_bin_e`: histogram, the share of pairs with G from e up to the next edge (`EDGES`;
+      below the first: `_bin_-inf`);
+    - `left_out`: the share of pairs that were left out.
 
     Args:
         settings: an instance of `Settings`.
-        roles: the captioner that is trained, usually from the reference's weights, and `reference`, a frozen captioner
+        roles: the target, usually a captioner that starts from the reference's weights; `reference`, a frozen captioner
             or ensemble trained by likelihood.
     """
 
@@ -137,7 +134,7 @@ class AgainstReference(Objective):
 
     @property
     def reference(self) -> Decodable:
-        """The frozen captioner, or ensemble of captioners, that the target is compared with."""
+        """The frozen captioner or ensemble that the target is compared with."""
         reference: Decodable = self.frozen["reference"]
         return reference
 
@@ -152,7 +149,7 @@ class AgainstReference(Objective):
         return 1.0
 
     @abstractmethod
-    def loss(self, scores: Scores) -> torch.Tensor:
+    def loss(self, scores: PairLogProbs) -> torch.Tensor:
         """The loss of each true pair with its negatives, `[P]`."""
 
     def forward(self, batch: Batch, progress: Progress, phase: str = "train") -> dict[str, Total]:
@@ -160,14 +157,14 @@ class AgainstReference(Objective):
         loss = Total(self.loss(scores).sum(), len(scores.target_positive))
         return {"loss": loss, **log_ratio_figures(scores, self.nu), "left_out": left_out}
 
-    def scores(self, batch: Batch, progress: Progress) -> tuple[Scores, Total]:
-        """ln p of all pairs that can be compared, and the share of those that cannot."""
+    def scores(self, batch: Batch, progress: Progress) -> tuple[PairLogProbs, Total]:
+        """ln p of all pairs that can be compared, and the share of those that are left out."""
         count = len(batch.pairs.of(Kind.POSITIVE))
         given = (
             pair_log_prob(self.target, batch, Kind.POSITIVE),
             self._reference_positive(batch, progress),
             self._table(pair_log_prob(self.target, batch, Kind.NEGATIVE), count),
-            self._table(self._ask(batch, Kind.NEGATIVE), count),
+            self._table(self._reference_log_prob(batch, Kind.NEGATIVE), count),
         )
         same = [self._comparable(batch.captions[row]) for row in batch.pairs.caption_row.tolist()]
         fits = torch.tensor(same, dtype=torch.bool, device=batch.pairs.kind.device)
@@ -177,45 +174,38 @@ class AgainstReference(Objective):
         left_out = Total(missing.float(), positive.numel() + kept.numel())
         if missing:
             rows = (positive & kept.any(dim=1)).nonzero().squeeze(1)
-            return Scores(*(values[rows] for values in (*given, kept))), left_out
-        return Scores(*given, kept), left_out
+            return PairLogProbs(*(values[rows] for values in (*given, kept))), left_out
+        return PairLogProbs(*given, kept), left_out
 
     def _table(self, negative: torch.Tensor, count: int) -> torch.Tensor:
-        """Values of the negatives as `[P, K]`; a batch made for other parts may hold more of them."""
+        """Values of the negatives as `[P, K]`; the batch may hold more than K if another objective needs them."""
         drawn = len(negative) // max(1, count)
         return negative.view(count, drawn)[:, : self.settings.negatives]
 
     def _reference_positive(self, batch: Batch, progress: Progress) -> torch.Tensor:
+        """The reference's ln p of the true pairs: of all at once if training is longer than one epoch."""
         source = batch.source
         if source is None or batch.places is None or progress.steps <= len(source):
-            return self._ask(batch, Kind.POSITIVE)
-        known = source.once(("positive_log_prob", id(self.reference)), lambda: self._ask_all(source))
+            return self._reference_log_prob(batch, Kind.POSITIVE)
+        key = ("positive_log_prob", id(self.reference))
+        known = source.once(key, lambda: self._all_reference_log_probs(source))
         return known[batch.places[batch.pairs.caption_row[batch.pairs.of(Kind.POSITIVE)]]]
 
-    def _ask_all(self, source: BatchSource) -> torch.Tensor:
-        """The reference's scores of all true pairs of a split, by their captions' places."""
-        shares = (share.to(self.target.device) for share in source.positives())
-        return torch.cat([self.processes.gather(self._ask(share, Kind.POSITIVE)) for share in shares])
+    def _all_reference_log_probs(self, source: BatchSource) -> torch.Tensor:
+        """The reference's ln p of all true pairs of a split, in the order of its captions."""
+        parts = (part.to(self.target.device) for part in source.positives())
+        return torch.cat([self.processes.gather(self._reference_log_prob(part, Kind.POSITIVE)) for part in parts])
 
-    def _ask(self, batch: Batch, kind: Kind) -> torch.Tensor:
-        """The reference's ln p of the pairs of one kind, at most once a step; its other pairs it is not asked for."""
-        reference = self.reference
-        return batch.once(("reference", id(reference), kind), lambda: _log_prob(reference, batch, kind))
-
-
-@torch.no_grad()
-def _log_prob(captioner: Decodable, batch: Batch, kind: Kind) -> torch.Tensor:
-    rows = batch.pairs.of(kind)
-    if not len(rows):
-        return torch.zeros(0, device=captioner.device)
-    captions = [batch.captions[row] for row in batch.pairs.caption_row[rows].tolist()]
-    memory = captioner.encode(batch.features[captioner.encoder.name])
-    return captioner.log_prob(memory, captioner.tokenize(captions), batch.pairs.image_row[rows])
+    @torch.no_grad()
+    def _reference_log_prob(self, batch: Batch, kind: Kind) -> torch.Tensor:
+        """The reference's ln p of the pairs of one kind; computed once per step."""
+        reference, rows = self.reference, batch.pairs.of(kind)
+        return batch.once(("reference", id(reference), kind), lambda: log_prob_of_rows(reference, batch, rows))
 
 
 @torch.no_grad()
-def log_ratio_figures(scores: Scores, nu: float = 1.0) -> dict[str, Total]:
-    """What `AgainstReference` logs of G and h, as totals that add up over batches and processes."""
+def log_ratio_figures(scores: PairLogProbs, nu: float = 1.0) -> dict[str, Total]:
+    """The figures of G and h that `AgainstReference` logs, as totals that add up over batches and processes."""
     positive, table = scores.ratios
     negative = table[scores.kept]
     figures = {"told_apart": Total((table < positive[:, None])[scores.kept].sum().float(), len(negative))}

@@ -1,12 +1,12 @@
-"""The retriever contract: a module that says how well an image and a caption fit.
+"""The retriever interface: a module that scores how well an image and a caption match.
 
-- Captions are strings; a retriever owns its tokens.
-- Images and captions are embedded apart (`embed_images`, `embed_texts`), each once, whatever they are compared with.
-- `similarity` compares raw embeddings. Where it is an inner product, `index_vectors` gives one vector per item whose
-  inner product it is: what an index stores, and what evaluation streams. A retriever that compares words with regions
-  (SCAN) overrides `similarity` and sets `has_index_vectors = False`; it is scored in blocks.
-- Neither padding, nor the company an item is embedded in, nor its place changes its embedding.
-- `bind(vocabulary)` reads sentences as weights over a captioner's words, so that gradients reach the captioner.
+- Captions are strings; each retriever has its own tokens.
+- Images and captions are embedded separately and once (`embed_images`, `embed_texts`).
+- `similarity` compares raw embeddings. If it is an inner product, `index_vectors` returns one vector per item for a
+  search index. A retriever that compares words with regions (SCAN) overrides `similarity` and sets
+  `has_index_vectors = False`; it is evaluated in blocks.
+- An embedding is independent of padding, batch composition and order.
+- `bind(vocabulary)` embeds sentences given as weights over a captioner's words, so that gradients reach the captioner.
 """
 
 from __future__ import annotations
@@ -20,33 +20,33 @@ import torch
 from torch.nn import functional
 
 from tellapart.errors import RecipeError
-from tellapart.models import Model, load_model
+from tellapart.models import Model
 from tellapart.text import Vocabulary
 
-# One tensor or several, each with one row per item: vectors, branches, or words and their mask.
+# One or more tensors with one row per item: vectors, the vectors of several branches, or words and their mask.
 Raw: TypeAlias = torch.Tensor | tuple[torch.Tensor, ...]
 
 
 class BoundWords(ABC):
-    """A retriever that reads the words of a captioner's vocabulary; from `Retriever.bind`."""
+    """A retriever that reads the words of a captioner's vocabulary; made by `Retriever.bind`."""
 
     @abstractmethod
     def embed_word_weights(self, weights: torch.Tensor, lengths: torch.Tensor) -> Raw:
         """Raw embeddings of sentences given as weights over words; gradients reach the weights.
 
-        With one-hot rows this is `embed_texts` of the same words.
+        With one-hot rows the result equals `embed_texts` of the same words.
 
         Args:
             weights: `[rows, tokens, words]`, soft or one-hot over the rows of the captioner's vocabulary.
-            lengths: `[rows]`, how many of the tokens are words: end token and padding come after and are not read.
+            lengths: number of words in each row, `[rows]`; the end token and padding after them are ignored.
         """
 
 
 class Retriever(Model):
-    """Base of all retrievers; see `Model` for the arguments, and how one is made, saved and loaded.
+    """Base of all retrievers; see `Model` for the arguments, and for making, saving and loading one.
 
     Attributes:
-        has_index_vectors: whether its similarity is an inner product of one vector per item.
+        has_index_vectors: whether the similarity is an inner product of one vector per item.
 
     Example:
         >>> retriever = Retriever.from_pretrained("runs/scenes-ranking-1a2b3c4d")           # doctest: +SKIP
@@ -57,52 +57,52 @@ class Retriever(Model):
     kind = "retriever"
     has_index_vectors: ClassVar[bool] = True
 
-    # --- what an architecture gives ---------------------------------------------------------------------------
+    # --- implemented by each architecture ---------------------------------------------------------------------
 
     @abstractmethod
     def embed_images(self, features: torch.Tensor) -> Raw:
-        """Region features `[images, regions, width]` -> raw embeddings, one row per image; there may be none."""
+        """Region features `[images, regions, width]` -> raw embeddings, one row per image; zero images are allowed."""
 
     @abstractmethod
     def embed_texts(self, captions: Sequence[str]) -> Raw:
-        """Raw embeddings, one row per caption; there may be none, and a caption may have no known word."""
+        """Raw embeddings, one row per caption; the list may be empty, and a caption may have no known word."""
 
     def index_vectors(self, raw: Raw) -> torch.Tensor:
-        """One vector per item, `[items, width]`, for images and captions alike; only where `has_index_vectors`.
+        """One vector per image or caption, `[items, width]`; the similarity is their inner product.
 
-        The similarity is the inner product of an image's and a caption's.
+        Only if `has_index_vectors`.
         """
         raise NotImplementedError(f"{self.name} has no index vectors; use similarity")
 
     def branches(self, raw: Raw) -> tuple[torch.Tensor, ...]:
-        """Unit vectors of each branch, the instances' first, `[items, width]` each; by default the index vectors'."""
+        """Unit vectors of each branch, instance branch first, `[items, width]` each; by default the index vectors."""
         return (functional.normalize(self.index_vectors(raw).float(), dim=1),)
 
     def branch_widths(self) -> tuple[int, ...]:
-        """How wide the vectors of `branches` are; none for a retriever that only compares."""
+        """Widths of the vectors of `branches`; empty for a retriever without index vectors."""
         return ()
 
     def bind(self, vocabulary: Vocabulary) -> BoundWords:
-        """This retriever as a reader of weights over a captioner's words, matched by their strings."""
+        """This retriever with the words of a captioner's vocabulary, matched by string."""
         raise RecipeError(
-            f"the {self.name} retriever reads no words and cannot be bound to a captioner's; "
-            "take one with word vectors, such as 'ranking'"
+            f"the {self.name} retriever reads no words and cannot be bound to a captioner's vocabulary; "
+            "use one with word vectors, such as 'ranking'"
         )
 
-    # --- what all share ---------------------------------------------------------------------------------------
+    # --- shared -----------------------------------------------------------------------------------------------
 
     def similarity(self, images: Raw, texts: Raw) -> torch.Tensor:
-        """How well each image and each caption fit, `[images, texts]` in float32; higher is better."""
+        """Similarity of each image with each caption, `[images, texts]`, in float32; higher is better."""
         return inner_products(self.index_vectors(images), self.index_vectors(texts))
 
-    @staticmethod
-    def from_pretrained(folder: str | Path) -> Retriever:
-        """The retriever in a model folder, a checkpoint or a run folder, in eval mode."""
-        return load_retriever(folder)
+
+def load_retriever(folder: str | Path, overrides: dict[str, Any] | None = None) -> Retriever:
+    """Load a retriever from a model folder, a checkpoint or a run folder; see `Model.from_pretrained`."""
+    return Retriever.from_pretrained(folder, overrides)
 
 
 def inner_products(rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
-    """All inner products `[rows, columns]` in float32, also where mixed precision would have fewer digits.
+    """All inner products `[rows, columns]`, in float32 even under mixed precision.
 
     >>> inner_products(torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0], [0.0, 1.0]]))
     tensor([[11.,  2.]])
@@ -112,21 +112,10 @@ def inner_products(rows: torch.Tensor, columns: torch.Tensor) -> torch.Tensor:
 
 
 def take(raw: Raw, rows: slice | torch.Tensor) -> Raw:
-    """Raw embeddings of some of the items."""
+    """Raw embeddings of a subset of the items."""
     return tuple(part[rows] for part in raw) if isinstance(raw, tuple) else raw[rows]
 
 
 def move(raw: Raw, device: torch.device | str) -> Raw:
-    """Raw embeddings on a device."""
+    """Move raw embeddings to a device."""
     return tuple(part.to(device) for part in raw) if isinstance(raw, tuple) else raw.to(device)
-
-
-def load_retriever(folder: str | Path, overrides: dict[str, Any] | None = None) -> Retriever:
-    """A retriever from a model folder, a checkpoint or a run folder, in eval mode.
-
-    Args:
-        folder: where it is.
-        overrides: settings that differ from the saved ones and change no weight's shape, such as `reading`.
-    """
-    retriever: Retriever = load_model(folder, "retriever", overrides)
-    return retriever

@@ -1,17 +1,16 @@
-"""CODER's two-branch retriever (Wang et al., ECCV 2022), of which VSE++, GPO and CVSE are cases."""
+"""CODER's two-branch retriever (Wang et al., ECCV 2022); VSE++, GPO and CVSE are special cases."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import torch
 from pydantic import BaseModel, Field
 from torch import nn
 
 from tellapart.encoders.base import EncoderIdentity
-from tellapart.models import Model
 from tellapart.retrievers.base import Raw
 from tellapart.retrievers.concepts import Concept, mine_concepts
 from tellapart.retrievers.pooling import disturb_words
@@ -28,35 +27,36 @@ class CoderSettings(BranchSettings):
     """Settings of `Coder`."""
 
     words: int = Field(300, ge=1, description="width of the word vectors")
-    word_vectors: str | None = Field(None, description="a text file such as GloVe's, from the current folder")
+    word_vectors: str | None = Field(None, description="text file of word vectors, such as GloVe's")
 
 
 class Coder(TwoBranches, WordRetriever):
-    """Instances and concepts: what is in this picture or sentence, and what it is about.
+    """CODER's retriever: an instance branch and, optionally, a concept branch. The default for retrieval.
 
-    Instance branch, eq. 1. Regions go through a linear layer and an MLP, words through a BiGRU (the mean of both
-    directions); each set is pooled to one vector and normalised::
+    With mean pooling and no concepts it is the model of VSE++; with `pooling: gpo` that of GPO; with concepts that of
+    CVSE. Train it with the `coder` objective (`CoderObjective`).
+
+    Instance branch, eq. 1. Regions go through a linear layer and an MLP, words through a BiGRU (mean of both
+    directions). Each set is pooled to one vector and normalised::
 
         v^I = g_vis({o_l}),   w^I = g_text({e_t})                            (1)
 
-    Concept branch, eq. 2 (`concepts > 0`). A second pair of aggregators makes queries, which ask a graph of concepts
-    mined from the training captions; both modalities are then mixtures of the same concept representations y_i::
+    Concept branch, eq. 2 (`concepts > 0`). A second pair of poolings makes queries v_q and w_q, which attend to a
+    graph of concepts mined from the training captions. Both modalities are mixtures of the same concept vectors y_i::
 
         v^C = Σ_i a_i y_i,   a = softmax(λ v_qᵀ W^v y_i),   w^C likewise with W^w       (2)
 
-    Similarity (sec. 3.5): β cos(v^I, w^I) + (1 − β) cos(v^C, w^C), which is one inner product of the index vectors
+    Similarity (sec. 3.5): β cos(v^I, w^I) + (1 − β) cos(v^C, w^C), which is the inner product of the index vectors
     [√β v^I; √(1−β) v^C].
 
-    While training, a fifth of the regions is left out and a fifth of the words disturbed, as GPO's code does. With mean
-    pooling and no concepts this is the model of VSE++, with `gpo` that of GPO, with concepts that of CVSE.
+    In training, a fifth of the regions is dropped and a fifth of the words changed, as in GPO's code.
 
     Raw embeddings are `(v^I,)` or `(v^I, v^C)`, unit vectors `[items, width]`.
 
     Args:
         settings: see `CoderSettings`.
-        vocabulary: the words it knows.
-        encoder: identity of the features it reads.
-        concepts: those of the second branch, as many as the settings say.
+        vocabulary, encoder: see `Model`.
+        concepts: concepts of the second branch; `settings.concepts` of them.
 
     Example:
         >>> retriever = Coder(CoderSettings(width=64), vocabulary, encoder)   # doctest: +SKIP
@@ -78,10 +78,10 @@ class Coder(TwoBranches, WordRetriever):
         self.sentence = nn.GRU(settings.words, settings.width, batch_first=True, bidirectional=True)
         self._make_branches(concepts)
 
-    # --- how one is made, saved and loaded --------------------------------------------------------------------
+    # --- making and loading -----------------------------------------------------------------------------------
 
     @classmethod
-    def make(cls, settings: BaseModel, captions: Iterable[str], data: DataSettings, encoder: EncoderIdentity) -> Model:
+    def make(cls, settings: BaseModel, captions: Iterable[str], data: DataSettings, encoder: EncoderIdentity) -> Self:
         assert isinstance(settings, CoderSettings)
         captions = list(captions)
         vocabulary = cls.make_vocabulary(captions, data)
@@ -94,28 +94,22 @@ class Coder(TwoBranches, WordRetriever):
         return retriever
 
     @classmethod
-    def files(cls, settings: BaseModel) -> dict[str, Path]:
-        assert isinstance(settings, CoderSettings)
-        named = settings.word_vectors
-        return {} if named is None else {"retriever.word_vectors": Path(named)}
-
-    @classmethod
-    def from_parts(cls, settings: BaseModel, encoder: EncoderIdentity, folder: Path) -> Model:
+    def from_parts(cls, settings: BaseModel, encoder: EncoderIdentity, folder: Path) -> Self:
         assert isinstance(settings, CoderSettings)
         vocabulary = Vocabulary.load(folder / "vocabulary.json")
         return cls(settings, vocabulary, encoder, cls._read_concepts(settings, folder))
 
     def _concept_vectors(self) -> torch.Tensor:
-        """X: the mean of a concept's forms among the word vectors, `[g, words]`."""
+        """X: the mean word vector of each concept's forms, `[g, words]`."""
         row = {token: number for number, token in enumerate(self.vocabulary.tokens)}
-        unknown = row[self.vocabulary.tokens[-1]]  # a word like any other, for forms too rare to be known
+        unknown = row[self.vocabulary.tokens[-1]]  # an arbitrary word, for concepts whose forms are all unknown
         means = []
         for concept in self.concepts:
             known = [row[form] for form in concept.forms if form in row] or [unknown]
             means.append(self.word.weight[known].mean(dim=0))
         return torch.stack(means).detach()
 
-    # --- how captions are read ---------------------------------------------------------------------------------
+    # --- captions ---------------------------------------------------------------------------------------------
 
     def tokens_of(self, captions: Sequence[str]) -> torch.Tensor:
         tokens = super().tokens_of(captions)

@@ -1,4 +1,4 @@
-"""From concepts that occur together to concept-level descriptors (CODER sec. 3.2, after CVSE and ML-GCN)."""
+"""Concept graph and concept-level descriptors of CODER (sec. 3.2, after CVSE and ML-GCN)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch.nn import functional
 
 
 def conditional_probabilities(captions: Iterable[Sequence[int]], concepts: int) -> torch.Tensor:
-    """P(j | i): how many of the captions that mention concept i mention j too, `[g, g]`; the diagonal is 0.
+    """P(j | i): share of the captions with concept i that also contain concept j, `[g, g]`; the diagonal is 0.
 
     Args:
-        captions: the rows of the concepts in each training caption, each once, as from `concepts_in`.
-        concepts: g.
+        captions: concept numbers of each training caption, without repeats, as from `concepts_in`.
+        concepts: g, the number of concepts.
 
     Example:
         >>> conditional_probabilities([[0, 1], [0]], 2)
@@ -37,16 +37,16 @@ def concept_adjacency(
     threshold: float = 0.3,
     neighbours: float = 0.25,
 ) -> torch.Tensor:
-    """The matrix that a graph convolution multiplies with, `[g, g]`.
+    """The normalised adjacency of a graph convolution, `[g, g]`.
 
     ::
 
-        B  = s^(P−u) − s^(−u)                      rescaled: rare concepts say less by chance
+        B  = s^(P−u) − s^(−u)                      rescaled, against chance co-occurrence
         G  = 1 where B ≥ t, else 0                 edges
-        A  = p · G / column sum of G + I           all neighbours together weigh p, the concept itself 1
+        A  = p · G / column sum of G + I           weight p for all neighbours together, 1 for the concept itself
         Â  = D^(−1/2) Aᵀ D^(−1/2),  D = row sums of A
 
-    Transposed as in the authors' code: a concept is told by those that make it likely.
+    Transposed as in the authors' code: a concept's neighbours are those that make it likely.
 
     Args:
         probabilities: P, from `conditional_probabilities`.
@@ -69,7 +69,7 @@ def concept_adjacency(
 
 
 class ConceptGraph(nn.Module):
-    """Concept representations y_1 … y_g: word vectors that two graph convolutions mix with those of related concepts.
+    """Concept vectors y_1 … y_g: word vectors after two graph convolutions.
 
     ::
 
@@ -77,10 +77,10 @@ class ConceptGraph(nn.Module):
 
     Args:
         adjacency: Â, from `concept_adjacency`, `[g, g]`; a persistent buffer.
-        width: F, of the representations.
-        hidden: of the layer between.
-        vectors: X, word vectors of the concepts `[g, word width]`, where training starts; random by default.
-        vector_width: of random ones.
+        width: F, width of the concept vectors.
+        hidden: width of the hidden layer.
+        vectors: X, initial word vectors of the concepts `[g, word width]`; random by default.
+        vector_width: width of random vectors.
 
     Example:
         >>> ConceptGraph(torch.eye(4), width=8)().shape
@@ -100,7 +100,7 @@ class ConceptGraph(nn.Module):
             vectors = torch.randn(len(adjacency), vector_width) / vector_width**0.5
         if len(vectors) != len(adjacency) or adjacency.shape[0] != adjacency.shape[1]:
             raise ValueError(
-                f"word vectors {list(vectors.shape)} do not fit an adjacency of {list(adjacency.shape)}; "
+                f"word vectors {list(vectors.shape)} do not match an adjacency of {list(adjacency.shape)}; "
                 "give one vector for each concept"
             )
         self.register_buffer("adjacency", adjacency.detach().clone().float())
@@ -116,18 +116,17 @@ class ConceptGraph(nn.Module):
 
 
 class ConceptQuery(nn.Module):
-    """What an image or a text is in terms of concepts, eq. 2: a mixture of concept representations.
+    """Concept-level descriptor of an image or a text: a mixture of concept vectors (eq. 2).
 
     ::
 
         a_i = softmax_i(λ qᵀ W y_i),   c = Σ_i a_i y_i
 
-    Each modality has its own W; the representations are shared, so that both describe themselves in the same terms. No
-    concept labels are asked for: what an image shows is read from its query alone.
+    Each modality has its own W; the concept vectors are shared. No concept labels are needed.
 
     Args:
-        width: F, of queries and representations.
-        smoothness: λ: the higher, the fewer concepts count.
+        width: F, width of queries and concept vectors.
+        smoothness: λ; a higher value gives weight to fewer concepts.
 
     Example:
         >>> query = ConceptQuery(width=8)
@@ -142,7 +141,7 @@ class ConceptQuery(nn.Module):
         nn.init.xavier_uniform_(self.weight)
 
     def attention(self, queries: torch.Tensor, concepts: torch.Tensor) -> torch.Tensor:
-        """a: how much each concept counts, `[rows, g]`, in float32."""
+        """a: weights of the concepts, `[rows, g]`, in float32."""
         return (self.smoothness * (queries @ self.weight @ concepts.T).float()).softmax(dim=-1)
 
     def forward(self, queries: torch.Tensor, concepts: torch.Tensor) -> torch.Tensor:

@@ -1,11 +1,10 @@
 """The concepts of CODER (sec. 3.2): the most frequent nouns, adjectives and verbs of the *training* captions.
 
-Words are counted by their lemma, "dog" for "dogs" and "run" for "running": 400 concepts are then 400 meanings, and what
-occurs together is not scattered over inflections. A concept carries all its forms, so that it is found in a caption
-without a tagger: a trained model needs none.
+Words are counted by lemma ("dog" for "dogs", "run" for "running"), so that 400 concepts are 400 meanings. A concept
+stores all its forms, so that a trained model finds it in a caption without a tagger.
 
-The tagger is HanTa (Hanover Tagger), whose English model is inside its wheel, with the tags of the British National
-Corpus. It sees words in their sentence, so that "orange" and "running" are what they mostly are in these captions.
+The tagger is HanTa (Hanover Tagger), which ships its English model in the wheel and uses the tags of the British
+National Corpus. It tags words in their sentence, which matters for words such as "orange" or "running".
 """
 
 from __future__ import annotations
@@ -18,16 +17,16 @@ from typing import NamedTuple, TypeVar
 from tellapart.errors import DataError, MissingExtraError
 from tellapart.text import plain_words
 
-# Shares of the parts of speech among the concepts, as in CVSE (Wang et al., ECCV 2020), which CODER follows.
+# Share of each part of speech among the concepts, as in CVSE (Wang et al., ECCV 2020).
 PARTS: Mapping[str, float] = {"noun": 0.7, "adjective": 0.2, "verb": 0.1}
-# First letters of the BNC's tags. Not: proper names (NP0), and be, do and have (VB, VD, VH), which show nothing.
+# Prefixes of BNC tags. Left out: proper names (NP0), and be, do and have (VB, VD, VH), which are not visible.
 _TAGS = {"NN": "noun", "AJ": "adjective", "VV": "verb"}
-# Captions that are tagged, at one or two milliseconds each; of Flickr8k's 400 concepts, all 30,000 change six.
+# Number of captions to tag, at 1 to 2 ms each. Tagging all 30,000 of Flickr8k changes 6 of its 400 concepts.
 TAGGED = 10_000
 
 
 class TaggedWord(NamedTuple):
-    """A word as it stands, its lemma, and its part of speech: one of `PARTS`, or `None` for all others."""
+    """A word, its lemma, and its part of speech: one of `PARTS`, or `None`."""
 
     word: str
     lemma: str
@@ -40,7 +39,7 @@ Tagger = Callable[[Sequence[str]], list[TaggedWord]]
 
 @dataclass(frozen=True)
 class Concept:
-    """A concept: its name (a lemma), its part of speech, and the forms it has in captions."""
+    """A concept: its name (a lemma), its part of speech, and its forms in captions."""
 
     name: str
     part: str
@@ -48,7 +47,7 @@ class Concept:
 
 
 def hanover_tagger() -> Tagger:
-    """The tagger of English sentences; it needs the extra `concepts`.
+    """A tagger of English sentences; needs the extra `concepts`.
 
     Example:
         >>> hanover_tagger()(["two", "dogs", "running"])   # doctest: +SKIP
@@ -76,16 +75,16 @@ def mine_concepts(
 ) -> list[Concept]:
     """The concepts of a data set: the most frequent lemmas, 70 % nouns, 20 % adjectives and 10 % verbs.
 
-    Each word has the lemma and the part of speech that it has most often; a lemma's part is the one of most of its
-    occurrences. What one part of speech lacks the most frequent lemmas of the others fill. Concepts come by falling
-    count, equal ones alphabetically.
+    Each word gets its most frequent lemma and part of speech; each lemma gets the part of speech of most of its
+    occurrences. If a part of speech has too few lemmas, the most frequent ones of the others fill in. Concepts are
+    sorted by falling count, then alphabetically.
 
     Args:
-        captions: of the training split only: test captions would leak.
-        count: g, how many.
+        captions: captions of the training split only, to avoid leaking test captions.
+        count: g, number of concepts.
         tagger: by default `hanover_tagger`.
         words: splits a caption into words.
-        tagged: at most this many distinct captions, evenly spaced, are tagged; words are counted in all of them.
+        tagged: number of distinct captions to tag, evenly spaced; words are counted in all captions.
 
     Example:
         >>> def tagger(words):
@@ -94,11 +93,11 @@ def mine_concepts(
         ['dog']
     """
     if count < 1:
-        raise ValueError(f"{count} concepts cannot be mined; ask for at least one")
+        raise ValueError(f"count is {count}; it must be at least 1")
     sentences = [tuple(words(caption)) for caption in captions]
     counts = Counter(word for sentence in sentences for word in sentence)
     readings = _readings(sentences, tagger or hanover_tagger(), tagged)
-    # All that is said of a lemma, with how often it is said: its parts of speech and its forms.
+    # Parts of speech (with counts) and forms of each lemma.
     parts: dict[str, Counter[str]] = {}
     forms: dict[str, list[str]] = {}
     for word, (lemma, part) in sorted(readings.items()):
@@ -109,7 +108,7 @@ def mine_concepts(
     if len(ordered) < count:
         raise DataError(
             f"the training captions have {len(ordered)} nouns, adjectives and verbs, fewer than {count} concepts; "
-            f"ask for at most {len(ordered)}"
+            f"set retriever.concepts to at most {len(ordered)}"
         )
     part_of = {lemma: _most_common(of_parts) for lemma, of_parts in parts.items()}
     chosen = _choose(ordered, part_of, count)
@@ -117,7 +116,7 @@ def mine_concepts(
 
 
 def concepts_in(captions: Iterable[Sequence[str]], concepts: Sequence[Concept]) -> list[list[int]]:
-    """The rows of the concepts that each caption, split into words, mentions: ascending, each once.
+    """Numbers of the concepts in each caption (split into words), ascending, without repeats.
 
     Example:
         >>> concepts = [Concept("dog", "noun", ("dog", "dogs")), Concept("red", "adjective", ("red",))]
@@ -129,7 +128,7 @@ def concepts_in(captions: Iterable[Sequence[str]], concepts: Sequence[Concept]) 
 
 
 def _readings(sentences: Sequence[tuple[str, ...]], tagger: Tagger, limit: int) -> dict[str, tuple[str, str]]:
-    """The lemma and part of speech that each word has most often, of words that are mostly of some part in `PARTS`."""
+    """The most frequent lemma and part of speech of each word; only words whose part of speech is in `PARTS`."""
     distinct = list(dict.fromkeys(sentences))
     size = min(limit, len(distinct))
     seen: dict[str, Counter[tuple[str, str]]] = {}
@@ -137,17 +136,17 @@ def _readings(sentences: Sequence[tuple[str, ...]], tagger: Tagger, limit: int) 
         for word, lemma, part in tagger(distinct[number * len(distinct) // size]):
             seen.setdefault(word, Counter())[lemma, part or ""] += 1
     readings = {word: _most_common(found) for word, found in seen.items()}
-    # A single letter is what is left of a possessive, not a thing.
+    # Single letters are remains of possessives.
     return {word: (lemma, part) for word, (lemma, part) in readings.items() if part and len(lemma) > 1}
 
 
 def _most_common(counts: Counter[Item]) -> Item:
-    """The item counted most often; of equals the first in order, so that nothing depends on the order of captions."""
+    """The item with the highest count; of equals the first in sort order, independent of the order of captions."""
     return min(counts, key=lambda item: (-counts[item], item))
 
 
 def _choose(ordered: Sequence[str], part_of: Mapping[str, str], count: int) -> set[str]:
-    """The first lemmas of each part of speech by its share, then the first of those that remain."""
+    """The first lemmas of each part of speech up to its share, then the first of the rest."""
     room = {part: round(share * count) for part, share in PARTS.items()}
     chosen: list[str] = []
     for lemma in ordered:

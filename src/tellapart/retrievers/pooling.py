@@ -1,7 +1,7 @@
-"""From a set of region or word vectors to one vector: mean, maximum, and generalized pooling (GPO, Chen et al. 2021).
+"""Pool region or word vectors to one vector: mean, maximum, and generalized pooling (GPO, Chen et al. 2021).
 
-A mask `[rows, items]` says which items are there; it need not be a prefix. What is masked never changes a value, nor do
-the other rows of a batch. A row without any item gives zeros.
+A mask `[rows, items]` marks the items that count, in any order. Masked items and other rows never change a result. A
+row without items gives zeros.
 """
 
 from __future__ import annotations
@@ -11,11 +11,12 @@ import math
 import torch
 from torch import nn
 
+from tellapart.retrievers.sentences import mean_of_directions, run_rnn
 from tellapart.text import END, PAD, SPECIALS, START, UNKNOWN
 
 
 def mean_pool(items: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """The mean of each row's items, `[rows, width]`.
+    """Mean of each row's items, `[rows, width]`.
 
     >>> mean_pool(torch.tensor([[[1.0], [3.0], [9.0]]]), torch.tensor([[True, True, False]]))
     tensor([[2.]])
@@ -25,19 +26,19 @@ def mean_pool(items: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 def max_pool(items: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """The largest value of each row's items in every dimension, `[rows, width]`.
+    """Maximum of each row's items in every dimension, `[rows, width]`.
 
     >>> max_pool(torch.tensor([[[-1.0], [-3.0], [9.0]]]), torch.tensor([[True, True, False]]))
     tensor([[-1.]])
     """
-    if not items.shape[1]:  # torch has no maximum of nothing
+    if not items.shape[1]:  # torch cannot take the maximum of no items
         return items.sum(dim=1)
     largest = items.masked_fill(~mask[..., None], -torch.inf).amax(dim=1)
     return largest.masked_fill(~mask.any(dim=1, keepdim=True), 0.0)
 
 
 def position_encodings(count: int, width: int, device: torch.device | None = None) -> torch.Tensor:
-    """Sines and cosines of positions 0, 1, …: `[count, width]`, as in the Transformer; `width` is even.
+    """Sine and cosine encodings of positions 0, 1, …, `[count, width]`, as in the Transformer; `width` is even.
 
     >>> position_encodings(2, 2)
     tensor([[0.0000, 1.0000],
@@ -50,30 +51,30 @@ def position_encodings(count: int, width: int, device: torch.device | None = Non
 
 
 def sort_items(items: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Each dimension's values by themselves, largest first, `[rows, items, width]`; zero beyond a row's items.
+    """Sort the values of each dimension, largest first, `[rows, items, width]`; zero beyond a row's items.
 
     >>> sort_items(torch.tensor([[[1.0], [3.0], [9.0]]]), torch.tensor([[True, True, False]])).flatten()
     tensor([3., 1., 0.])
     """
-    # Masked twice: below everything for the sort, then zero, for −∞ times a weight of zero is not zero.
+    # Masked twice: −∞ for the sort, then zero, since −∞ times a weight of zero is not zero.
     ordered = items.masked_fill(~mask[..., None], -torch.inf).sort(dim=1, descending=True).values
     absent = torch.arange(items.shape[1], device=items.device) >= mask.sum(dim=1)[:, None]
     return ordered.masked_fill(absent[..., None], 0.0)
 
 
 class GeneralizedPooling(nn.Module):
-    """Learned weights over sorted values (GPO): in every dimension, the k-th largest value has the weight θ_k.
+    """Generalized pooling (GPO): in every dimension, the k-th largest value has a learned weight θ_k.
 
-    ::
+    Use it instead of mean or maximum pooling, which are special cases (all θ equal; θ_1 = 1)::
 
         v_d = Σ_k θ_k · max_k({o_ld}),   θ = softmax(W · BiGRU(p_1 … p_L) / τ),   p_k the encoding of position k
 
-    The mean (θ equal) and the maximum (θ_1 = 1) are cases of it. The weights depend on nothing but the number L of
-    items: they are made once for each number that occurs in a batch. Both directions of the GRU are averaged.
+    The weights depend only on the number L of items. They are computed once for each number that occurs in a batch.
+    Both directions of the GRU are averaged.
 
     Args:
-        position_width: of the position encodings; even.
-        hidden: of the GRU, in each direction.
+        position_width: width of the position encodings; even.
+        hidden: width of the GRU, in each direction.
         temperature: τ of the softmax; 0.1 in the authors' code.
 
     Example:
@@ -92,22 +93,17 @@ class GeneralizedPooling(nn.Module):
         self.score = nn.Linear(hidden, 1, bias=False)
 
     def weights(self, counts: torch.Tensor, longest: int) -> torch.Tensor:
-        """θ for rows of these many items `[rows]`: `[rows, longest]`, zero beyond a row's items; in float32.
+        """θ of each row, `[rows, longest]`, in float32; zero beyond a row's items.
 
         Args:
-            counts: from 0 to `longest`.
-            longest: the number of columns.
+            counts: number of items in each row, from 0 to `longest`.
+            longest: number of columns.
         """
         distinct, row = torch.unique(counts, return_inverse=True)
-        # A GRU needs at least one position; the weights of no items are zero in any case.
-        sizes = distinct.clamp(min=1)
+        sizes = distinct.clamp(min=1)  # a GRU needs at least one position
         positions = position_encodings(longest, self.position_width, counts.device).to(self.score.weight.dtype)
-        packed = nn.utils.rnn.pack_padded_sequence(
-            positions.expand(len(sizes), -1, -1), sizes.cpu(), batch_first=True, enforce_sorted=False
-        )
-        states, _ = nn.utils.rnn.pad_packed_sequence(self.gru(packed)[0], batch_first=True, total_length=longest)
-        forwards, backwards = states.chunk(2, dim=-1)
-        score = self.score((forwards + backwards) / 2).squeeze(-1).float() / self.temperature
+        states = mean_of_directions(run_rnn(self.gru, positions.expand(len(sizes), -1, -1), sizes))
+        score = self.score(states).squeeze(-1).float() / self.temperature
         place = torch.arange(longest, device=counts.device)
         theta: torch.Tensor = score.masked_fill(place >= sizes[:, None], -torch.inf).softmax(dim=1)
         return theta.masked_fill(place >= distinct[:, None], 0.0)[row]
@@ -122,27 +118,27 @@ class GeneralizedPooling(nn.Module):
         return self.combine(sort_items(items, mask), mask.sum(dim=1))
 
     def combine(self, ordered: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-        """The same from items that are sorted already, so that several poolings share one sort.
+        """Pool items that are already sorted, so that several poolings share one sort.
 
         Args:
             ordered: from `sort_items`, `[rows, items, width]`.
-            counts: how many items each row has, `[rows]`.
+            counts: number of items in each row, `[rows]`.
         """
-        if not ordered.shape[:2].numel():  # an empty share of a batch
+        if not ordered.shape[:2].numel():  # an empty part of a batch
             return ordered.sum(dim=1)
         theta = self.weights(counts, ordered.shape[1]).to(ordered.dtype)
         return torch.einsum("rk,rkd->rd", theta, ordered)
 
 
 def drop_regions(mask: torch.Tensor, share: float = 0.2, generator: torch.Generator | None = None) -> torch.Tensor:
-    """The mask of a training step: each item is left out with probability `share`; at least one of a row stays.
+    """Drop each item with probability `share`, keeping at least one per row; returns the new mask.
 
-    Sets of many sizes teach GPO weights for all of them.
+    Training on sets of different sizes teaches GPO weights for all of them.
 
     Args:
         mask: which items are there, `[rows, items]`.
-        share: from 0 to 1.
-        generator: for the draw; torch's own by default.
+        share: probability, from 0 to 1.
+        generator: random numbers; torch's default generator if not given.
 
     Example:
         >>> drop_regions(torch.ones(1, 100, dtype=torch.bool), share=0.0).all()
@@ -150,16 +146,16 @@ def drop_regions(mask: torch.Tensor, share: float = 0.2, generator: torch.Genera
     """
     chance = torch.rand(mask.shape, generator=generator, device=mask.device)
     kept = mask & (chance >= share)
-    # Where all would go, the one with the highest number stays.
+    # If all would be dropped, keep the one with the highest random number.
     saved = torch.zeros_like(mask)
     if mask.numel():
-        luckiest = chance.masked_fill(~mask, -1.0).argmax(dim=1, keepdim=True)
-        saved.scatter_(1, luckiest, ~kept.any(dim=1, keepdim=True))
+        highest = chance.masked_fill(~mask, -1.0).argmax(dim=1, keepdim=True)
+        saved.scatter_(1, highest, ~kept.any(dim=1, keepdim=True))
     return kept | (saved & mask)
 
 
 def pack_items(items: torch.Tensor, mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same sets, each row's items in front in their order, as long as the largest set; and the mask of that.
+    """Move each row's items to the front, keep their order, cut to the largest set; returns items and their mask.
 
     Args:
         items: `[rows, items, width]`.
@@ -183,32 +179,31 @@ def disturb_words(
     generator: torch.Generator | None = None,
     replaced_by: int = UNKNOWN,
 ) -> torch.Tensor:
-    """Token rows of a training step: each word is disturbed with probability `share`.
+    """Change each word with probability `share`, as GPO's code does.
 
-    Of the disturbed words half become `<unk>` (or a mask token), a tenth become any word, and the others are left out,
-    as in the code of GPO. A row keeps at least one word, its end token and its padding; it may have more padding than
-    before.
+    Half of the changed words become `<unk>` (or a mask token), a tenth become a random word, and the others are
+    dropped. A row keeps at least one word and its end token; dropped words become padding.
 
     Args:
-        tokens: words, end token, padding, `[rows, tokens]`, as from `tokenize`; a start token may be first.
-        vocabulary_size: how many tokens there are, the specials included.
-        share: from 0 to 1.
-        generator: for the draw; torch's own by default.
-        replaced_by: the token that stands for words that are hidden.
+        tokens: words, end token, padding, `[rows, tokens]`, as from `tokenize`; a start token may come first.
+        vocabulary_size: number of tokens, including special tokens.
+        share: probability, from 0 to 1.
+        generator: random numbers; torch's default generator if not given.
+        replaced_by: the token for hidden words.
 
     Example:
         >>> disturb_words(torch.tensor([[4, 5, 2, 0]]), vocabulary_size=9, share=0.0)
         tensor([[4, 5, 2, 0]])
     """
     if vocabulary_size <= len(SPECIALS):
-        raise ValueError(f"a vocabulary of {vocabulary_size} tokens has no words beside the {len(SPECIALS)} specials")
+        raise ValueError(f"vocabulary_size is {vocabulary_size}; it must exceed the {len(SPECIALS)} special tokens")
     is_word = (tokens != PAD) & (tokens != START) & (tokens != END)
     chance = torch.rand(tokens.shape, generator=generator, device=tokens.device)
     others = torch.randint(len(SPECIALS), vocabulary_size, tokens.shape, generator=generator, device=tokens.device)
     said = torch.where(is_word & (chance < 0.5 * share), replaced_by, tokens)
     said = torch.where(is_word & (chance >= 0.5 * share) & (chance < 0.6 * share), others, said)
     left_out = is_word & (chance >= 0.6 * share) & (chance < share)
-    # A caption of which no word would stay keeps them all.
+    # A caption that would lose all its words keeps them.
     left_out &= (is_word & ~left_out).any(dim=1, keepdim=True)
     order = torch.argsort(left_out.long(), dim=1, stable=True)
     return said.masked_fill(left_out, PAD).gather(1, order)

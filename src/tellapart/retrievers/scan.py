@@ -1,4 +1,4 @@
-"""Stacked cross attention (SCAN, Lee et al., ECCV 2018): words look for the regions they mean."""
+"""Stacked cross attention (SCAN, Lee et al., ECCV 2018): each word attends to the image regions."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ def cross_attention(
     aggregation: Literal["mean", "logsumexp"] = "mean",
     peak: float = 6.0,
 ) -> torch.Tensor:
-    """The similarity of images and texts, `[images, texts]`, by text-to-image attention (SCAN t-i).
+    """Similarity of images and texts, `[images, texts]`, by text-to-image attention (SCAN t-i).
 
     ::
 
-        s_ij = [v_i·e_j]₊ / √(Σ_j' [v_i·e_j']₊²)                    a region's words compete
-        α_ij = softmax_i(λ₁ s_ij),   a_j = Σ_i α_ij v_i             what word j sees
+        s_ij = [v_i·e_j]₊ / √(Σ_j' [v_i·e_j']₊²)                    normalised over the words of a region
+        α_ij = softmax_i(λ₁ s_ij),   a_j = Σ_i α_ij v_i             the regions that word j attends to
         R_j = cos(e_j, a_j),   S = mean_j R_j   or   (1/λ₂) log Σ_j exp(λ₂ R_j)
 
-    The attended vectors are never made: a_j·e_j = Σ_i α_ij v_i·e_j and |a_j|² = α_jᵀ (V Vᵀ) α_j.
+    The vectors a_j are never computed: a_j·e_j = Σ_i α_ij v_i·e_j and |a_j|² = α_jᵀ (V Vᵀ) α_j.
 
     Args:
         regions: unit vectors `[images, regions, width]`.
         words: unit vectors `[texts, words, width]`.
-        mask: which words are there, `[texts, words]`; a text without any has similarity 0.
+        mask: which words are real, `[texts, words]`; a text without words has similarity 0.
         sharpness: λ₁.
         aggregation: mean or log-sum-exp over words.
-        peak: λ₂ of the latter.
+        peak: λ₂ of the log-sum-exp.
 
     Example:
         >>> unit = torch.eye(2)[None]
@@ -62,7 +62,7 @@ def cross_attention(
     if aggregation == "mean":
         return (relevance * mask).sum(dim=2) / count.clamp(min=1)
     summed = (peak * relevance).masked_fill(~mask, -torch.inf)
-    # A text without words: a finite number that is then replaced.
+    # For a text without words: a finite value, replaced in the next line.
     summed = torch.where((count == 0)[None, :, None], 0.0, summed)
     return torch.where(count > 0, summed.logsumexp(dim=2) / peak, 0.0)
 
@@ -70,26 +70,25 @@ def cross_attention(
 class ScanSettings(Section):
     """Settings of `Scan`."""
 
-    width: int = Field(256, ge=1, description="of the joint space; 1024 in the paper")
+    width: int = Field(256, ge=1, description="width of the joint space (paper: 1024)")
     words: int = Field(300, ge=1, description="width of the word vectors")
-    sharpness: float = Field(9.0, gt=0, description="λ₁ of the attention")
-    aggregation: Literal["mean", "logsumexp"] = "mean"
-    peak: float = Field(6.0, gt=0, description="λ₂ of logsumexp")
-    dropout: float = Field(0.0, ge=0, lt=1, description="of words and of regions' features")
+    sharpness: float = Field(9.0, gt=0, description="λ₁: sharpness of the attention")
+    aggregation: Literal["mean", "logsumexp"] = Field("mean", description="how to combine the scores of the words")
+    peak: float = Field(6.0, gt=0, description="logsumexp: λ₂")
+    dropout: float = Field(0.0, ge=0, lt=1, description="dropout of word vectors and region features")
 
 
 class Scan(WordRetriever):
-    """Every word attends to the regions of every image it is compared with; see `cross_attention` for the equations.
+    """SCAN: each word attends to the regions of every image; see `cross_attention` for the equations.
 
-    Finer than one vector per item, and far slower: nothing of a pair can be computed before the two meet. It is here
-    for the figure of accuracy against speed. It trains by its similarity (`coder` objective with `loss: triplet`).
+    More accurate than one vector per item, but far slower, since every image must be compared with every caption. Use
+    it to compare accuracy against speed. Train it with the `coder` objective and `loss: triplet`.
 
     Raw embeddings are `(regions,)` and `(words, mask)`, unit vectors.
 
     Args:
         settings: see `ScanSettings`.
-        vocabulary: the words it knows.
-        encoder: identity of the features it reads.
+        vocabulary, encoder: see `Model`.
 
     Example:
         >>> retriever = Scan(ScanSettings(width=64), vocabulary, encoder)   # doctest: +SKIP
@@ -113,16 +112,16 @@ class Scan(WordRetriever):
 
     def embed_words(self, vectors: torch.Tensor, lengths: torch.Tensor) -> Raw:
         states = bigru_states(self.sentence, self.dropout(vectors), lengths)
-        # As wide as any caption may be, so that rows of different batches stand in one tensor.
+        # Padded to the longest possible caption, so that rows of different batches can be concatenated.
         missing = self.vocabulary.max_words - states.shape[1]
         words = functional.pad(functional.normalize(states.float(), dim=2), (0, 0, 0, max(0, missing)))
         return words, torch.arange(words.shape[1], device=words.device) < lengths[:, None]
 
     def similarity(self, images: Raw, texts: Raw) -> torch.Tensor:
         (regions,), (words, mask) = images, texts
-        # Padding that no text of these needs costs as much as words.
+        # Cut padding, which costs as much as words.
         longest = int(mask.sum(dim=1).max()) if len(mask) else 0
         settings = self.settings
         chosen = settings.sharpness, settings.aggregation, settings.peak
-        with torch.autocast(regions.device.type, enabled=False):  # mixed precision is for the layers
+        with torch.autocast(regions.device.type, enabled=False):  # float32 even under mixed precision
             return cross_attention(regions.float(), words[:, :longest].float(), mask[:, :longest], *chosen)

@@ -1,4 +1,4 @@
-"""What CODER's retrievers share, whoever reads the captions: the image side, pooling, both branches, index vectors."""
+"""Base of CODER's retrievers: images, pooling, both branches and index vectors."""
 
 from __future__ import annotations
 
@@ -32,31 +32,31 @@ from tellapart.retrievers.pooling import (
 )
 from tellapart.settings import Section
 
-# The file of a model folder that holds the concepts; their graph is a buffer.
+# The file with the concepts in a model folder; their graph is a buffer of the model.
 CONCEPTS = "concepts.json"
 
 
 class BranchSettings(Section):
     """Settings of `TwoBranches`."""
 
-    width: int = Field(256, ge=1, description="F: width of each branch's space; 1024 in the paper")
-    pooling: Literal["gpo", "mean", "max"] = Field("gpo", description="how regions and words become one vector")
-    concepts: int = Field(0, ge=0, description="g: concepts of the second branch, 400 in the paper; 0: no such branch")
+    width: int = Field(256, ge=1, description="F: width of each branch (paper: 1024)")
+    pooling: Literal["gpo", "mean", "max"] = Field("gpo", description="pooling of regions and words to one vector")
+    concepts: int = Field(0, ge=0, description="g: number of concepts (paper: 400); 0: no concept branch")
     smoothness: float = Field(10.0, gt=0, description="λ of the softmax over concepts")
-    instance_share: float = Field(0.9, gt=0, le=1, description="β: the instance branch's part of the similarity")
-    dropout: float = Field(0.0, ge=0, lt=1, description="of words and of regions' features")
-    drop_regions: float = Field(0.2, ge=0, lt=1, description="regions left out while training")
-    disturb_words: float = Field(0.2, ge=0, lt=1, description="words left out or replaced while training")
+    instance_share: float = Field(0.9, gt=0, le=1, description="β: weight of the instance branch in the similarity")
+    dropout: float = Field(0.0, ge=0, lt=1, description="dropout of word vectors and region features")
+    drop_regions: float = Field(0.2, ge=0, lt=1, description="share of regions to drop in training")
+    disturb_words: float = Field(0.2, ge=0, lt=1, description="share of words to drop or replace in training")
 
 
 class TwoBranches(Retriever):
-    """What is CODER's whoever reads the captions: the image side, pooling, both branches, index vectors.
+    """Base of CODER's retrievers: images, pooling, both branches and index vectors.
 
-    An architecture makes its weights in the order that a run's random numbers rely on: its words, `_make_image_side`,
-    its sentences, `_make_branches`. It embeds captions by `_embed_items`.
+    A subclass adds the part that reads captions and calls `_embed_items` with its states. The order in which weights
+    are created decides their random values: word vectors, `_make_image_side`, sentence encoder, `_make_branches`.
 
     Attributes:
-        concepts: those of the second branch.
+        concepts: concepts of the second branch.
     """
 
     settings: BranchSettings
@@ -70,7 +70,7 @@ class TwoBranches(Retriever):
 
     def _make_branches(self, concepts: Sequence[Concept]) -> None:
         settings = self.settings
-        assert len(concepts) == settings.concepts, "as many concepts as the settings say"
+        assert len(concepts) == settings.concepts, "the number of concepts must match the settings"
         self.concepts = tuple(concepts)
         self.dropout = nn.Dropout(settings.dropout)
         branches = 2 if concepts else 1
@@ -78,17 +78,17 @@ class TwoBranches(Retriever):
         self.pool_regions = nn.ModuleList(GeneralizedPooling() for _ in range(learned))
         self.pool_words = nn.ModuleList(GeneralizedPooling() for _ in range(learned))
         if concepts:
-            # The graph of the training captions comes with `make`, or with the weights.
+            # The adjacency is set by `make`, or loaded with the weights.
             self.graph = ConceptGraph(torch.eye(len(concepts)), settings.width, vectors=self._concept_vectors())
             self.ask_image = ConceptQuery(settings.width, settings.smoothness)
             self.ask_text = ConceptQuery(settings.width, settings.smoothness)
 
     @abstractmethod
     def _concept_vectors(self) -> torch.Tensor:
-        """X: where the concepts' vectors begin, `[g, any width]`."""
+        """X: initial vectors of the concepts, `[g, any width]`."""
 
     def _relate_concepts(self, captions: Iterable[Sequence[str]]) -> None:
-        """Make the graph that of the training captions, which are split into words."""
+        """Compute the graph from the training captions, each split into words."""
         probabilities = conditional_probabilities(concepts_in(captions, self.concepts), len(self.concepts))
         self.graph.adjacency.copy_(concept_adjacency(probabilities))
         self.graph.vectors.data.copy_(self._concept_vectors())
@@ -103,23 +103,23 @@ class TwoBranches(Retriever):
         rows = read_json(folder / CONCEPTS, "list of concepts") if settings.concepts else []
         return [Concept(row["name"], row["part"], tuple(row["forms"])) for row in rows]
 
-    # --- the equations ----------------------------------------------------------------------------------------
+    # --- equations --------------------------------------------------------------------------------------------
 
     def embed_images(self, features: torch.Tensor) -> Raw:
         mask = torch.ones(features.shape[:2], dtype=torch.bool, device=features.device)
         if self.training and self.settings.drop_regions:
-            # The layers below are most of a step's cost: they see only what stays.
+            # The layers below are most of a step's cost, so they get only the regions that are kept.
             features, mask = pack_items(features, drop_regions(mask, self.settings.drop_regions))
         normal = self.dropout(self.normalise(features))
         pooled = self._pool(self.region(normal) + self.detail(normal), mask, self.pool_regions)
         return self._branches(pooled, "ask_image")
 
     def _embed_items(self, items: torch.Tensor, mask: torch.Tensor) -> Raw:
-        """Captions as the states of their words `[rows, words, width]`, and which of them are there."""
+        """Raw embeddings of captions from the states of their words `[rows, words, width]` and their mask."""
         return self._branches(self._pool(items, mask, self.pool_words), "ask_text")
 
     def _pool(self, items: torch.Tensor, mask: torch.Tensor, pools: nn.ModuleList) -> list[torch.Tensor]:
-        """One vector per row for each branch; learned poolings share one sort."""
+        """One vector per row for each branch; learned poolings share one sort of the items."""
         if self.settings.pooling != "gpo":
             pooled = (mean_pool if self.settings.pooling == "mean" else max_pool)(items, mask)
             return [pooled] * (2 if self.concepts else 1)

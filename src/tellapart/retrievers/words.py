@@ -1,7 +1,4 @@
-"""Retrievers that read a caption as word vectors: a table of words, and whatever makes a sentence of them.
-
-What is shared here: captions to word vectors, reading weights over a captioner's words, and word vectors from a file.
-"""
+"""Base of retrievers with a table of word vectors: reading captions, `bind`, and word vectors from a file."""
 
 from __future__ import annotations
 
@@ -23,16 +20,16 @@ from tellapart.text import PAD, SPECIALS, UNKNOWN, Vocabulary
 class WordRetriever(Retriever):
     """Base of retrievers with a table of word vectors.
 
-    Unknown words are zero vectors, which keep their place in the sentence; the end token is not read. An architecture
-    gives `embed_words`; with it `embed_texts` and `bind` are here.
+    A subclass implements `embed_words`; `embed_texts` and `bind` are built on it. An unknown word is a zero vector in
+    its place; the end token is not read.
 
     Args:
-        settings, vocabulary, encoder: as for every model.
-        width: of the word vectors.
-        frozen: whether the word vectors stay what they are.
+        settings, vocabulary, encoder: see `Model`.
+        width: width of the word vectors.
+        frozen: do not train the word vectors.
 
     Attributes:
-        word: the table, a row for each of the vocabulary's.
+        word: the word vectors, one for each token of the vocabulary.
     """
 
     def __init__(
@@ -40,7 +37,7 @@ class WordRetriever(Retriever):
     ) -> None:
         super().__init__(settings, vocabulary, encoder)
         self.word = nn.Embedding(len(vocabulary), width)
-        # As wide as GloVe's: the first sentences then move the LSTM about as much as they would with those.
+        # The standard deviation of GloVe vectors.
         nn.init.normal_(self.word.weight, std=0.4)
         self.word.weight.requires_grad_(not frozen)
         known = torch.ones(len(vocabulary), 1)
@@ -53,12 +50,17 @@ class WordRetriever(Retriever):
         """Raw embeddings of sentences.
 
         Args:
-            vectors: word vectors `[rows, tokens, width]`; what stands beyond a sentence's length must not matter.
-            lengths: `[rows]`, words in each sentence; may be 0.
+            vectors: word vectors `[rows, tokens, width]`; values beyond a sentence's length must not matter.
+            lengths: number of words in each sentence, `[rows]`; may be 0.
         """
 
+    @classmethod
+    def files(cls, settings: BaseModel) -> dict[str, Path]:
+        path = getattr(settings, "word_vectors", None)
+        return {} if path is None else {"retriever.word_vectors": Path(path)}
+
     def word_table(self) -> torch.Tensor:
-        """The vector of each of the vocabulary's rows, `[vocabulary, width]`; zero for `<unk>` and other specials."""
+        """Word vectors of the vocabulary, `[vocabulary, width]`; zero for `<unk>` and other special tokens."""
         return self.word.weight * self.known
 
     def embed_texts(self, captions: Sequence[str]) -> Raw:
@@ -66,23 +68,22 @@ class WordRetriever(Retriever):
         return self.embed_words(self.word(tokens) * self.known[tokens], (tokens != PAD).sum(dim=1))
 
     def tokens_of(self, captions: Sequence[str]) -> torch.Tensor:
-        """Rows of the word table, `[captions, longest]`: words, then padding."""
+        """Token rows `[captions, longest]`: words, then padding."""
         return pad_rows([self.vocabulary.encode(caption)[:-1] for caption in captions]).to(self.device)
 
     def bind(self, vocabulary: Vocabulary) -> BoundWords:
         if type(vocabulary) is not Vocabulary:
             raise RecipeError(
-                f"the {self.name} retriever reads whole words, and this captioner says pieces of words; "
-                "take a captioner with a vocabulary of words"
+                f"the {self.name} retriever reads whole words, and this captioner writes pieces of words; "
+                "use a captioner with a vocabulary of words"
             )
         return _BoundTable(self, vocabulary)
 
     @torch.no_grad()
     def load_words(self, path: Path) -> None:
-        """Take word vectors from a file in GloVe's text format.
+        """Load word vectors from a file in GloVe's text format.
 
-        A word that the file lacks keeps its random vector, or is zero where the table is frozen: nothing would ever
-        be learned about it.
+        A word that is not in the file keeps its random vector, or becomes zero if the word vectors are frozen.
         """
         found = read_word_vectors(path, set(self.vocabulary.tokens[len(SPECIALS) :]), self.word.embedding_dim)
         if not self.word.weight.requires_grad:
@@ -93,24 +94,24 @@ class WordRetriever(Retriever):
 
 
 class _BoundTable(BoundWords):
-    """A word table reordered to a captioner's vocabulary."""
+    """A word table in the order of a captioner's vocabulary."""
 
     def __init__(self, retriever: WordRetriever, vocabulary: Vocabulary) -> None:
         self.retriever = retriever
         own = {token: row for row, token in enumerate(retriever.vocabulary.tokens)}
-        # Specials are zero rows of the table, and so stand in for words the retriever lacks.
+        # Special tokens are zero vectors; UNKNOWN is used for words that the retriever does not know.
         rows = [own.get(token, UNKNOWN) for token in vocabulary.tokens]
         rows[: len(SPECIALS)] = range(len(SPECIALS))
         self._rows = torch.tensor(rows)
 
     def embed_word_weights(self, weights: torch.Tensor, lengths: torch.Tensor) -> Raw:
-        limit = self.retriever.vocabulary.max_words  # as `embed_texts` cuts
+        limit = self.retriever.vocabulary.max_words  # `embed_texts` cuts at the same length
         table = self.retriever.word_table()[self._rows.to(weights.device)]
         return self.retriever.embed_words(weights[:, :limit].to(table.dtype) @ table, lengths.clamp(max=limit))
 
 
 def pad_rows(rows: Sequence[Sequence[int]]) -> torch.Tensor:
-    """Token rows of different lengths as one tensor, `[rows, longest]`; there may be none.
+    """Pad token rows to one tensor, `[rows, longest]`; the list may be empty.
 
     >>> pad_rows([[4, 5], [6]])
     tensor([[4, 5],
@@ -122,22 +123,21 @@ def pad_rows(rows: Sequence[Sequence[int]]) -> torch.Tensor:
 
 
 def read_word_vectors(path: Path, wanted: Container[str], width: int) -> dict[str, torch.Tensor]:
-    """Vectors of these words from a file in GloVe's text format: a word and its numbers a line, parted by blanks.
+    """Read the vectors of these words from a file in GloVe's text format: one word per line, then its numbers.
 
-    The file is read line by line; only what is wanted is kept. word2vec's text format, with a first line of two
-    numbers, is read too.
+    The file is read line by line. word2vec's text format, with a first line of two numbers, works too.
     """
     found: dict[str, torch.Tensor] = {}
     try:
         with open(path, encoding="utf-8") as handle:
             for number, line in enumerate(handle, start=1):
-                # From the right: some words of the larger GloVe files hold blanks.
+                # From the right: some words in large GloVe files contain spaces.
                 word, *numbers = line.rstrip().rsplit(" ", width)
                 if number == 1 and len(numbers) == 1 and word.isdecimal():
                     continue
                 if len(numbers) != width:
                     raise DataError(
-                        f"{path}: line {number} has no {width} numbers; set retriever.words to the width of its vectors"
+                        f"{path}: line {number} does not hold {width} numbers; set retriever.words to their width"
                     )
                 if word in wanted:
                     found[word] = _vector(numbers, path, number)
@@ -149,8 +149,8 @@ def read_word_vectors(path: Path, wanted: Container[str], width: int) -> dict[st
         raise DataError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8") from None
     if not found:
         raise DataError(
-            f"{path}: has vectors of {width} numbers for none of the words in the training captions; "
-            "take another file, or set retriever.words to the width of its vectors"
+            f"{path}: holds no vector of {width} numbers for any word of the training captions; "
+            "use another file, or set retriever.words to the width of its vectors"
         )
     return found
 
@@ -161,5 +161,5 @@ def _vector(numbers: list[Any], path: Path, line: int) -> torch.Tensor:
     except ValueError:
         vector = torch.tensor([torch.nan])
     if not vector.isfinite().all():
-        raise DataError(f"{path}: line {line} holds something else than finite numbers; mend or remove it")
+        raise DataError(f"{path}: line {line} does not hold finite numbers; fix or remove it")
     return vector

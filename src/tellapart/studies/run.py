@@ -77,7 +77,7 @@ def run_study(
     arms, left_out = trainable(arms, use)
     settings = DataSettings(source=data, prepared=str(prepared))
     recipes = recipes_folder() / recipe_family(settings)
-    trainer = Trainer(
+    trainer = ArmTrainer(
         study=study, recipes=recipes, data=settings, budget=budget, runs=runs, use=use, overrides=overrides
     )
     search = budget != "smoke" if search is None else search
@@ -153,7 +153,7 @@ def in_training_order(arms: Sequence[Arm]) -> list[Arm]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trainer:
+class ArmTrainer:
     """Makes the recipes of a study's arms and trains them.
 
     Attributes:

@@ -1,0 +1,100 @@
+"""Shared by captioners with an LSTM: batches without padding, image memory, initial weights, output layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from tellapart.captioners.base import Captioner, WordLogits
+from tellapart.text import PAD
+
+
+@dataclass(frozen=True)
+class Packing:
+    """Rows sorted by length, longest first, so that the rows still running at a time step are the first ones.
+
+    Attributes:
+        order: row numbers, longest row first.
+        running: `[time, rows]`, whether a row (in that order) has a token at a time step.
+        back: position in time order of each real token in row order.
+    """
+
+    order: torch.Tensor
+    running: torch.Tensor
+    back: torch.Tensor
+
+    @classmethod
+    def of(cls, tokens: torch.Tensor) -> Packing:
+        """The packing of token rows `[rows, longest]`."""
+        rows, longest = tokens.shape
+        real = tokens != PAD
+        lengths = real.sum(dim=1)
+        order = torch.argsort(lengths, descending=True, stable=True)
+        running = torch.arange(longest, device=tokens.device)[:, None] < lengths[order][None, :]
+        position = torch.zeros(longest, rows, dtype=torch.long, device=tokens.device)
+        position[running] = torch.arange(int(lengths.sum()), device=tokens.device)
+        back = torch.empty_like(position).index_copy_(1, order, position).t()[real]
+        return cls(order, running, back)
+
+    def sizes(self) -> list[int]:
+        """Number of running rows at each time step."""
+        sizes: list[int] = self.running.sum(dim=1).tolist()
+        return sizes
+
+    def by_time(self, values: torch.Tensor) -> torch.Tensor:
+        """`[rows, time]` -> values of the real tokens in time order `[M]`."""
+        return values[self.order].t()[self.running]
+
+    def of_row(self, values: torch.Tensor) -> torch.Tensor:
+        """One value per row `[rows]` -> one value per real token in time order `[M]`."""
+        return values[self.order].expand(self.running.shape)[self.running]
+
+    def by_row(self, values: torch.Tensor) -> torch.Tensor:
+        """Values of real tokens, from time order to row order."""
+        return values[self.back]
+
+
+@dataclass(frozen=True)
+class RegionMemory:
+    """What all captions of an image share.
+
+    Attributes:
+        regions: `[images, regions, hidden]`.
+        keys: attention keys of the regions, `[images, regions, attention]`.
+        gates: the image's part of the LSTM gate inputs, `[images, gates * hidden]`.
+    """
+
+    regions: torch.Tensor
+    keys: torch.Tensor
+    gates: torch.Tensor
+
+
+class RecurrentCaptioner(Captioner):
+    """Base of captioners with an LSTM; the output layer reads the hidden state after dropout."""
+
+    dropout: nn.Dropout
+    predict: WordLogits
+
+    def output(self, hidden: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.predict(self.dropout(hidden))
+        return logits
+
+
+@torch.no_grad()
+def initialise_gates(recurrent: Sequence[torch.Tensor], biases: Sequence[torch.Tensor]) -> None:
+    """Make the recurrence of each gate orthogonal, set biases to 0 and those of forget gates to 1.
+
+    Args:
+        recurrent: weights from the previous hidden state to the gates, `[gates * width, width]` each.
+        biases: gate biases, `[gates * width]` each; the forget gate is the second one.
+    """
+    width = recurrent[0].shape[1]
+    for gate in range(len(recurrent[0]) // width):
+        for weight in recurrent:
+            nn.init.orthogonal_(weight[gate * width : (gate + 1) * width])
+    for bias in biases:
+        bias.zero_()
+        bias[width : 2 * width] = 1.0
