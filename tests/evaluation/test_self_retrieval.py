@@ -428,7 +428,7 @@ def test_the_command_in_parts(
     assert not (tmp_path / "out" / "self_retrieval.json").exists()
     cli.self_retrieval(tmp_path / "a", split="train", part="1/2", out=tmp_path / "out")
     assert "mean_rank" in capsys.readouterr().out
-    with pytest.raises(StoreError, match="'3/2' is no part"):
+    with pytest.raises(StoreError, match="'3/2' is not a part"):
         cli.self_retrieval(tmp_path / "a", part="3/2")
 
 
