@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from support.tiny import IDENTITY, RETRIEVERS, WORDS, make_captioner, make_retriever
+from support.tiny import IDENTITY, WORDS, make_captioner, make_retriever
+from tellapart import registry
 from tellapart.captioners.base import load_captioner
 from tellapart.errors import RecipeError, RunError
 from tellapart.retrievers.base import Raw, Retriever, load_retriever, take
@@ -18,7 +19,7 @@ from tellapart.text import END, PAD, Vocabulary
 CAPTIONS = ["a red house", "two", "a blue car near a tree", "a red unknownword", "", "unknownword"]
 
 
-@pytest.fixture(params=[*RETRIEVERS, "hf-clip", "hf-siglip"])
+@pytest.fixture(params=registry.names("retriever"))
 def model(request: pytest.FixtureRequest, tmp_path: Path) -> Retriever:
     if request.param.startswith("hf-"):
         from support.dual_encoders import make_tiny  # skips this one where transformers is missing
