@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from support.close import assert_close
 from support.tiny import make_captioner, names, tiny_settings
 from tellapart.captioners.base import Captioner
 from tellapart.text import END, PAD, START, UNKNOWN
@@ -42,7 +43,7 @@ def test_step_equals_forward(model: Captioner, features: torch.Tensor) -> None:
         log_probs, state = model.step(state, token)
         real = tokens[:, time] != PAD
         expected = logits[:, time].log_softmax(dim=1)
-        torch.testing.assert_close(log_probs[real], expected[real], atol=1e-5, rtol=1e-5)
+        assert_close(log_probs[real], expected[real])
         token = tokens[:, time]
 
 
@@ -51,7 +52,7 @@ def test_select_reorders_and_repeats_rows(model: Captioner, features: torch.Tens
     _, state = model.step(state, torch.tensor([4, 5, 6]))
     whole, _ = model.step(state, torch.tensor([7, 8, 9]))
     picked, _ = model.step(model.select(state, torch.tensor([2, 0, 2, 2])), torch.tensor([9, 7, 9, 9]))
-    torch.testing.assert_close(picked, whole[[2, 0, 2, 2]], atol=1e-6, rtol=1e-5)
+    assert_close(picked, whole[[2, 0, 2, 2]])
 
 
 def test_padding_composition_and_order_do_not_change_a_score(model: Captioner, features: torch.Tensor) -> None:
@@ -59,12 +60,12 @@ def test_padding_composition_and_order_do_not_change_a_score(model: Captioner, f
     together = model.log_prob(model.encode(features), tokens, IMAGES)
     for row, (caption, image) in enumerate(zip(CAPTIONS, IMAGES.tolist(), strict=True)):
         alone = model.log_prob(model.encode(features[image][None]), model.tokenize([caption]), torch.tensor([0]))
-        torch.testing.assert_close(alone[0], together[row], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(alone[0], together[row], atol=1e-4, rtol=1e-5)
     wider = torch.nn.functional.pad(tokens, (0, 7), value=PAD)
-    torch.testing.assert_close(model.log_prob(model.encode(features), wider, IMAGES), together, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(model.log_prob(model.encode(features), wider, IMAGES), together, atol=1e-4, rtol=1e-5)
     order = torch.tensor([3, 1, 4, 0, 2])
     again = model.log_prob(model.encode(features), tokens[order], IMAGES[order])
-    torch.testing.assert_close(again, together[order], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(again, together[order], atol=1e-4, rtol=1e-5)
 
 
 def test_the_image_matters(model: Captioner, features: torch.Tensor) -> None:

@@ -61,7 +61,7 @@ def test_a_wide_beam_equals_exhaustive_search(make_any: Make, features: torch.Te
         naive.assert_apart(listed, 1, settings)
     expected = [listed[0] for listed in every]
     assert [one.caption for one in found] == [TINY.decode(said) for said, _ in expected]
-    assert [one.log_prob for one in found] == pytest.approx([score for _, score in expected], rel=1e-5, abs=1e-5)
+    assert [one.log_prob for one in found] == pytest.approx([score for _, score in expected], rel=1e-5, abs=1e-4)
     assert all(one.ended for one in found)
 
 
@@ -83,7 +83,7 @@ def test_the_n_best_are_the_best_of_all_captions(
         naive.assert_apart(listed, 12, settings)
         assert [one.caption for one in said] == [TINY.decode(words) for words, _ in listed[:12]]
         expected_scores = [score for _, score in listed[:12]]
-        assert [one.log_prob for one in said] == pytest.approx(expected_scores, rel=1e-5, abs=1e-5)
+        assert [one.log_prob for one in said] == pytest.approx(expected_scores, rel=1e-5, abs=1e-4)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("sample", "shortened")])
@@ -138,7 +138,7 @@ def test_a_beam_of_one_is_greedy(make_any: Make, features: torch.Tensor) -> None
                 said.append(int(token))
             assert one.caption == model.vocabulary.decode(said)
             assert one.ended == (token.item() == END)
-            assert one.log_prob == pytest.approx(total, rel=1e-5, abs=1e-5)
+            assert one.log_prob == pytest.approx(total, rel=1e-5, abs=1e-4)
 
 
 # --- what all kinds promise -----------------------------------------------------------------------------------------

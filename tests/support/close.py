@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 EPS = float(torch.finfo(torch.float32).eps)
-# Another order of additions moves a result by some tens of eps of its largest terms; a real mistake moves it by more.
-ROUNDING = 100 * EPS
+# Another order of additions moves a result by some tens of eps of its largest terms; a mistake moves it by far more.
+ROUNDING = 200 * EPS
 
 
 def tensors_of(values: Any) -> list[torch.Tensor]:

@@ -57,9 +57,7 @@ def names(kind: str) -> list[str]:
 def tiny_settings(kind: str, name: str) -> dict[str, Any]:
     table = {"captioner": CAPTIONERS, "retriever": RETRIEVERS, "objective": OBJECTIVES}[kind]
     if name not in table:
-        raise AssertionError(
-            f"{kind} '{name}' has no tiny settings; add a line to {kind.upper()}S in tests/support/tiny.py"
-        )
+        raise AssertionError(f"{kind} '{name}': add its tiny settings to {kind.upper()}S in tests/support/tiny.py")
     return table[name]
 
 
