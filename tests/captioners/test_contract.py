@@ -159,8 +159,9 @@ def test_it_overfits_twenty_captions(name: str) -> None:
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimiser.step()
-    # Two captions an image: nothing beats one bit for each.
-    assert loss.item() < 0.8
+        if loss.item() < 0.75:  # two captions an image: nothing beats one bit for each
+            break
+    assert loss.item() < 0.75
     model.eval()
     memory = model.encode(features)
     scores = torch.stack([model.log_prob(memory, tokens, torch.full((20,), image)) for image in range(10)])
