@@ -1,12 +1,18 @@
 # Two commands do everything on a fresh machine with Python >= 3.11 (venv) and make:
 #   make demo   pictures -> captions that tell them apart, and a report
-#   make test   all tests
+#   make test   all tests, in a random order; SEED=2 gives another
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 TORCH := torch==2.13.0
+SEED ?= 1
+# Module fixtures train models: all tests of a file run in one process.
+PYTEST = $(BIN)/python -m pytest -n auto --maxprocesses 2 --dist loadfile --randomly-seed=$(SEED)
+# Other kernels, so that results round differently: MKL's (Intel), MKL's (AMD), torch's, oneDNN's, NumPy's.
+OTHER_KERNELS = MKL_ENABLE_INSTRUCTIONS=SSE4_2 MKL_CBWR=COMPATIBLE ATEN_CPU_CAPABILITY=default \
+	ONEDNN_MAX_CPU_ISA=SSE41 OPENBLAS_CORETYPE=Nehalem
 
-.PHONY: demo test lint clean
+.PHONY: demo test test-numerical lint clean
 
 # Each stamp depends on what it installs from, so a second call installs nothing.
 # torch goes first and pinned: an unpinned one may pull gigabytes of CUDA packages.
@@ -25,12 +31,17 @@ demo: $(VENV)/installed
 	$(BIN)/tellapart demo
 
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest
+	$(PYTEST)
+
+# The tests that compare floating-point results, as another processor would round them.
+test-numerical: $(VENV)/installed-dev
+	$(OTHER_KERNELS) $(PYTEST) -m numerical
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 clean:
 	rm -rf demo build dist .pytest_cache .mypy_cache .ruff_cache

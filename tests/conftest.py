@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,10 +16,20 @@ from tellapart.data.features import FeatureStore
 from tellapart.data.records import Dataset
 from tellapart.text import Vocabulary
 
+# Folders whose tests compare floating-point results; `make test-numerical` runs them with other kernels.
+NUMERICAL = ("captioners", "decoding", "encoders", "engine", "evaluation", "huggingface", "objectives", "retrievers")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    folders = {Path(__file__).parent / name for name in NUMERICAL}
+    for item in items:
+        if folders.intersection(item.path.parents):
+            item.add_marker("numerical")
+
 
 @pytest.fixture(autouse=True)
-def one_thread() -> None:
-    torch.set_num_threads(1)
+def threads() -> None:
+    torch.set_num_threads(int(os.environ.get("TELLAPART_TEST_THREADS", "1")))
 
 
 @pytest.fixture

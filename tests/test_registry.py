@@ -7,6 +7,7 @@ import inspect
 import pytest
 from pydantic import BaseModel, ValidationError
 
+from support import tiny
 from tellapart import registry
 from tellapart.captioners.base import Captioner
 from tellapart.encoders import open_encoder
@@ -34,6 +35,12 @@ def test_components_know_their_name_and_settings(kind: str, name: str) -> None:
     assert found.Settings() == found.Settings(), "every setting has a default"
     with pytest.raises(ValidationError, match="no_such_setting"):
         found.Settings(no_such_setting=1)
+
+
+@pytest.mark.parametrize("kind", ["captioner", "retriever", "objective"])
+def test_contract_tests_have_tiny_settings_for_every_name(kind: str) -> None:
+    for name in tiny.names(kind):
+        tiny.tiny_settings(kind, name)
 
 
 @pytest.mark.parametrize("name", [name for name in registry.names("encoder") if name.startswith("efficientnet")])

@@ -21,7 +21,7 @@ def make_sharpened(name: str, seed: int = 0, words: Vocabulary | None = None, sh
     return model
 
 
-@pytest.fixture(params=tiny.SMALL)
+@pytest.fixture(params=tiny.names("captioner"))
 def make_any(request: pytest.FixtureRequest) -> Make:
     """`make_any(seed=0, words=None, sharp=6.0)` for every captioner."""
     return lambda **chosen: make_sharpened(request.param, **chosen)

@@ -102,7 +102,7 @@ def test_onnx_equals_torch(encoder: EfficientNetLite, network: torch.nn.Module, 
     for row in range(7):
         for column in range(7):  # regions go row by row from the top left
             region = features[:, :, row, column].numpy()
-            np.testing.assert_allclose(grid[:, row * 7 + column], region, atol=1e-4)
+            np.testing.assert_allclose(grid[:, row * 7 + column], region, rtol=1e-5, atol=1e-4)
 
 
 def test_regions_lie_where_their_pixels_do(encoder: EfficientNetLite, photographs: list[Image.Image]) -> None:
@@ -116,7 +116,7 @@ def test_regions_lie_where_their_pixels_do(encoder: EfficientNetLite, photograph
 def test_a_batch_equals_single_pictures(encoder: EfficientNetLite, photographs: list[Image.Image]) -> None:
     together = encoder.encode(photographs)
     for row, photograph in enumerate(photographs):
-        np.testing.assert_allclose(encoder.encode([photograph])[0], together[row], atol=1e-4)
+        np.testing.assert_allclose(encoder.encode([photograph])[0], together[row], rtol=1e-5, atol=1e-4)
 
 
 def test_a_classifier_on_the_grid_says_the_same(
@@ -128,7 +128,7 @@ def test_a_classifier_on_the_grid_says_the_same(
         pooled = torch.from_numpy(encoder.encode(photographs)).mean(dim=1)
         logits = head._fc(pooled)
         expected = network(torch.from_numpy(encoder.pixels(photographs)))
-    np.testing.assert_allclose(logits.numpy(), expected.numpy(), atol=1e-3)
+    np.testing.assert_allclose(logits.numpy(), expected.numpy(), rtol=1e-5, atol=1e-3)
 
 
 # --- variants and sizes ---------------------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ def test_other_variants_and_sizes(name: str, cache: Path, photographs: list[Imag
         # Lite2 pads for pictures of 260 pixels unless it is told otherwise; features are then off by up to 6.
         needed: Any = padded_as_needed(encoder)
         expected = needed.extract_features(torch.from_numpy(encoder.pixels(photographs[:2])))
-    np.testing.assert_allclose(grid[:2], expected.flatten(2).transpose(1, 2).numpy(), atol=1e-4)
+    np.testing.assert_allclose(grid[:2], expected.flatten(2).transpose(1, 2).numpy(), rtol=1e-5, atol=1e-4)
     assert all(one in right for one, right in zip(found, SHOWN.values(), strict=True)), found
 
 
@@ -182,7 +182,7 @@ def test_torch_on_a_device_equals_onnx(name: str, cache: Path, photographs: list
     assert torches.identity == onnx.identity
     grid = torches.encode(photographs)
     assert (grid.dtype, grid.flags.c_contiguous, grid.flags.writeable) == (np.float32, True, True)
-    np.testing.assert_allclose(grid, onnx.encode(photographs), atol=1e-4)
+    np.testing.assert_allclose(grid, onnx.encode(photographs), rtol=1e-5, atol=1e-4)
 
 
 def test_torch_runs_where_it_was_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:

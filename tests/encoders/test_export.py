@@ -53,7 +53,7 @@ def test_it_is_exported_once(cache: Path) -> None:
     assert path.name.startswith("tiny-")
     with torch.no_grad():
         expected = grid(torch.from_numpy(pixels())).numpy()
-    np.testing.assert_allclose(open_session(path)(pixels()), expected, atol=1e-5)
+    np.testing.assert_allclose(open_session(path)(pixels()), expected, rtol=1e-5, atol=1e-5)
 
     def again() -> torch.nn.Module:
         raise AssertionError("exported again")
@@ -128,8 +128,8 @@ def test_threads_export_one_after_another(cache: Path) -> None:
     assert len(set(same)) == 1
     assert made.count(0.0) == 1
     zero, one, two = (open_session(path)(pixels()) for path in (same[0], *others))
-    np.testing.assert_allclose(one - zero, 1.0, atol=1e-5)
-    np.testing.assert_allclose(two - zero, 2.0, atol=1e-5)
+    np.testing.assert_allclose(one - zero, 1.0, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(two - zero, 2.0, rtol=1e-5, atol=1e-5)
 
 
 # Each process waits, its export written and not yet renamed, until the other is as far: they overlap for certain.

@@ -34,7 +34,7 @@ def test_they_are_the_best_of_other_images(tmp_path: Path) -> None:
         others = [place for place in range(len(captions)) if owner[place] != image]
         best = sorted(others, key=lambda place: -scores[place])[: likely.shape[1]]
         assert sorted(scores[place] for place in likely[image]) == pytest.approx(
-            sorted(scores[place] for place in best), abs=1e-5
+            sorted(scores[place] for place in best), rel=1e-5, abs=1e-5
         )
         assert all(owner[place] != image for place in likely[image])
 

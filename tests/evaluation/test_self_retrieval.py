@@ -13,7 +13,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from support.tiny import SMALL, WORDS, make_captioner, make_data
+from support.tiny import WORDS, make_captioner, make_data, names
 from tellapart import cli
 from tellapart.captioners.base import Captioner
 from tellapart.data.features import FeatureStore, Part
@@ -55,7 +55,7 @@ CAPTIONS = [
 ROWS = [3, 0, 5, 7, 11, 2, 9, 1, 4, 6, 8, 10]
 
 
-def sharp_captioner(name: str = "adaptive-attention", seed: int = 1, sharpness: float = 8.0) -> Captioner:
+def sharp_captioner(name: str = "adaptive-attention", seed: int = 1, sharpness: float = 4.0) -> Captioner:
     """A tiny captioner that is as sure of itself as a trained one, and for which images matter."""
     captioner: Captioner = make_captioner(seed=seed, name=name)
     with torch.no_grad():
@@ -76,6 +76,12 @@ def all_pairs(captioner: Captioner, store: FeatureStore, rows: list[int], captio
         of_tokens = captioner.log_prob(memory, tokens, torch.zeros(len(tokens), dtype=torch.long), per_token=True)
         scores.append(of_tokens.double().sum(dim=1).numpy())
     return np.stack(scores, axis=1)
+
+
+def assert_apart(scores: NDArray[np.float64]) -> None:
+    """No two images are so close for a caption that rounding could change their order."""
+    ordered = np.sort(scores, axis=1)
+    assert (np.diff(ordered, axis=1) > 1e-4 * np.maximum(1, np.abs(ordered[:, :-1]) / 10)).all()
 
 
 def own_captions(captioner: Captioner) -> list[str]:
@@ -108,7 +114,7 @@ class Spy:
 
 
 @pytest.mark.parametrize("sizes", [(2**23, 16, 32), (96, 2, 5)])
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", names("captioner"))
 def test_equals_all_pairs(name: str, sizes: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tree_scores, "LOG_PROBS", sizes[0])
     monkeypatch.setattr(tree_scores, "IMAGES", sizes[1])
@@ -116,17 +122,18 @@ def test_equals_all_pairs(name: str, sizes: tuple[int, int, int], monkeypatch: p
     captioner = sharp_captioner(name)
     for captions in (CAPTIONS, own_captions(captioner)):
         scores = all_pairs(captioner, STORE, ROWS, captions)
+        assert_apart(scores)
         ranks = rank_of_true(scores, np.arange(len(ROWS)))
         assert len(set(ranks.tolist())) > 2  # or the test would say little
         found = self_retrieval(captioner, STORE, ROWS, captions)
         assert found.ranks.tolist() == ranks.tolist()
-        np.testing.assert_allclose(found.log_probs, np.diag(scores), atol=1e-5)
+        np.testing.assert_allclose(found.log_probs, np.diag(scores), rtol=1e-5, atol=1e-5)
         shown = self_retrieval(captioner, STORE, ROWS, captions, shown=5)
         assert shown.ranks.tolist() == ranks.tolist()
         assert shown.first.tolist() == np.argsort(-scores, axis=1)[:, :5].tolist()
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", names("captioner"))
 def test_images_below_the_floor_are_dropped_and_no_others(name: str) -> None:
     captioner = sharp_captioner(name)
     distinct = sorted({tuple(captioner.vocabulary.encode(caption)[:-1]) for caption in CAPTIONS})
@@ -139,7 +146,7 @@ def test_images_below_the_floor_are_dropped_and_no_others(name: str) -> None:
         found = np.full(scores.shape, -np.inf)
         found[reached.caption, reached.image] = reached.score
         expected = np.where(scores >= floors[:, None], scores, -np.inf)
-        np.testing.assert_allclose(found, expected, atol=1e-4)
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-4)
         steps.append(reached.steps)
     assert steps[0] >= steps[1] > steps[2]
 
@@ -155,17 +162,18 @@ def test_captioners_of_hugging_face_too(kind: str, tmp_path: Path, monkeypatch: 
     features = np.random.default_rng(0).normal(size=(6, identity.regions + 1, identity.width)).astype(np.float16)
     store, captions = FeatureStore(features, identity, "tiny"), [*huggingface.CORPUS, "a red house"]
     scores = all_pairs(captioner, store, list(range(6)), captions)
+    assert_apart(scores)
     found = self_retrieval(captioner, store, range(6), captions, shown=2)
     assert found.ranks.tolist() == rank_of_true(scores, np.arange(6)).tolist()
     assert found.first.tolist() == np.argsort(-scores, axis=1)[:, :2].tolist()
 
 
 @settings(max_examples=25, deadline=None)
-@example("transformer", 71, 6.0, ["", "", "a", "blue"], 0)
+@example("transformer", 71, 2.0, ["", "", "a", "blue"], 0)
 @given(
-    name=st.sampled_from(sorted(SMALL)),
+    name=st.sampled_from(sorted(names("captioner"))),
     seed=st.integers(0, 1000),
-    sharpness=st.floats(0.5, 20),
+    sharpness=st.floats(0.5, 5),  # sharper ones have logits so large that their rounding counts
     captions=st.lists(
         st.lists(st.sampled_from([*WORDS[:4], "zebra"]), max_size=5).map(" ".join), min_size=1, max_size=12
     ),
@@ -181,22 +189,22 @@ def test_dropping_images_never_changes_a_rank(
     ranks = rank_of_true(scores, np.arange(len(rows)))
     # float32 errs in proportion: sharp captioners have ln p of -50 and less.
     own = np.diag(scores)[:, None]
-    close = (np.abs(scores - own) < 2e-5 * np.maximum(1, np.abs(own) / 5)).sum(axis=1) - 1
+    close = (np.abs(scores - own) < 1e-4 * np.maximum(1, np.abs(own) / 10)).sum(axis=1) - 1
     assert (np.abs(found.ranks - ranks) <= close).all()
     first = np.sort(scores, axis=1)[:, ::-1][:, :shown]
-    np.testing.assert_allclose(np.take_along_axis(scores, found.first, axis=1), first, atol=2e-5, rtol=4e-6)
+    np.testing.assert_allclose(np.take_along_axis(scores, found.first, axis=1), first, atol=1e-4, rtol=1e-5)
 
 
 @pytest.mark.parametrize("shard", [32, 1])
 def test_images_that_look_the_same_count_against(shard: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "SHARD", shard)
-    found = self_retrieval(sharp_captioner(), STORE, [4, 4, 4], ["a", "two", "red car"])
+    found = self_retrieval(sharp_captioner(sharpness=1.0), STORE, [4, 4, 4], ["a", "two", "red car"])
     assert found.ranks.tolist() == [3, 3, 3]
 
 
 def test_a_captioner_that_does_not_look_is_last_everywhere() -> None:
     blind = FeatureStore(np.zeros((12, 5, 6), dtype=np.float16), STORE.encoder, STORE.records)
-    found = self_retrieval(sharp_captioner(), blind, ROWS, CAPTIONS)
+    found = self_retrieval(sharp_captioner(sharpness=1.0), blind, ROWS, CAPTIONS)
     assert found.ranks.tolist() == [12] * 12
 
 
@@ -252,7 +260,7 @@ def prefixes(captions: list[str]) -> set[tuple[str, ...]]:
     return {tuple(words[:length]) for words in known for length in range(len(words) + 1)}
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", names("captioner"))
 def test_each_prefix_is_run_once_an_image(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     captioner = sharp_captioner(name)
     distinct = sorted({tuple(captioner.vocabulary.encode(caption)[:-1]) for caption in CAPTIONS})

@@ -16,6 +16,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from support import huggingface as tiny
+from support.close import assert_close
 from support.huggingface import KINDS, make_folder, open_tower, tokenizers, transformers
 from tellapart.captioners.base import Captioner, load_captioner, words_before
 from tellapart.captioning import caption
@@ -29,7 +30,7 @@ from tellapart.huggingface.captioners import GitCaptioner, HuggingFaceCaptioner,
 from tellapart.huggingface.towers import whole_model
 from tellapart.models import write_model
 from tellapart.recipe import Recipe
-from tellapart.registry import find
+from tellapart.registry import find, names
 from tellapart.text import END, PAD, START, UNKNOWN
 from tellapart.training import run_recipe
 
@@ -37,6 +38,11 @@ CAPTIONS = ["a red house", "two", "the dog's ball near a tree", "a blue dog", ""
 IMAGES = torch.tensor([0, 2, 1, 0, 2])
 EVERY = pytest.mark.parametrize("kind", KINDS)
 SOME = pytest.mark.parametrize("kind", ["gpt2", "blip", "git"])  # one of each way in which they differ
+
+
+def test_every_family_is_tested() -> None:
+    families = {name for name in names("captioner") if name.startswith("hf-")}
+    assert families == {f"hf-{family}" for family in KINDS.values()}, "add it to KINDS in tests/support/huggingface.py"
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +107,7 @@ def test_log_prob_is_the_models_own(
         said = tokens[row][tokens[row] != PAD]
         logits = own_logits(model, whole, pixels[image], said)
         expected = logits.log_softmax(dim=1).gather(1, said[:, None]).sum()
-        torch.testing.assert_close(scores[row], expected, atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(scores[row], expected, atol=1e-4, rtol=1e-5)
     others = model.log_prob(model.encode(features), tokens, (IMAGES + 1) % 3)
     assert ((scores - others).abs() > 1e-3).all(), "the image matters"
 
@@ -122,7 +128,7 @@ def test_step_equals_forward(kind: str, model: HuggingFaceCaptioner, features: t
         log_probs, state = model.step(state, token)
         real = tokens[:, time] != PAD
         expected = logits[:, time].log_softmax(dim=1)
-        torch.testing.assert_close(log_probs[real], expected[real], atol=1e-5, rtol=1e-5)
+        assert_close(log_probs[real], expected[real])
         token = tokens[:, time]
 
 
@@ -134,12 +140,12 @@ def test_padding_composition_and_order_do_not_change_a_score(
     together = model.log_prob(model.encode(features), tokens, IMAGES)
     for row, (said, image) in enumerate(zip(CAPTIONS, IMAGES.tolist(), strict=True)):
         alone = model.log_prob(model.encode(features[image][None]), model.tokenize([said]), torch.tensor([0]))
-        torch.testing.assert_close(alone[0], together[row], atol=1e-5, rtol=1e-6)
+        torch.testing.assert_close(alone[0], together[row], atol=1e-4, rtol=1e-5)
     wider = torch.nn.functional.pad(tokens, (0, 30), value=PAD)  # wider than the model has positions
-    torch.testing.assert_close(model.log_prob(model.encode(features), wider, IMAGES), together, atol=1e-5, rtol=1e-6)
+    torch.testing.assert_close(model.log_prob(model.encode(features), wider, IMAGES), together, atol=1e-4, rtol=1e-5)
     order = torch.tensor([3, 1, 4, 0, 2])
     shuffled = model.log_prob(model.encode(features), tokens[order], IMAGES[order])
-    torch.testing.assert_close(shuffled, together[order], atol=1e-5, rtol=1e-6)
+    torch.testing.assert_close(shuffled, together[order], atol=1e-4, rtol=1e-5)
 
 
 @EVERY
@@ -155,7 +161,7 @@ def test_select_reorders_rows_and_changes_no_state(
     assert selected.memory is memory
     assert selected.images is state.images, "the image's keys and values are shared"
     picked, _ = model.step(selected, torch.tensor([9, 7, 9, 8]))
-    torch.testing.assert_close(picked, whole[[2, 0, 2, 1]], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(picked, whole[[2, 0, 2, 1]], atol=1e-4, rtol=1e-5)
     again, _ = model.step(state, torch.tensor([7, 8, 9]))
     torch.testing.assert_close(again, whole)
     assert after.own[0][0].shape[2] == 3
@@ -244,7 +250,7 @@ def test_traces(kind: str, model: HuggingFaceCaptioner, features: torch.Tensor, 
     assert model.decoder.config._attn_implementation == before
     assert len(traces.layers) == 2
     expected = model.hidden(model.encode(features), tokens, IMAGES)
-    torch.testing.assert_close(traces.hidden[real], expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(traces.hidden[real], expected, atol=1e-4, rtol=1e-5)
     assert all((layer[~real] == 0).all() for layer in traces.layers)
     assert not torch.allclose(traces.layers[0], traces.layers[1])
     assert traces.attention is not None
@@ -272,7 +278,7 @@ def test_gits_attention_is_its_own(
             pixel_values=pixels[1:2], input_ids=model.ids[words_before(tokens)], output_attentions=True
         ).attentions[-1]
     assert traces.attention is not None
-    torch.testing.assert_close(traces.attention, output.mean(dim=1)[:, -4:, :5], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(traces.attention, output.mean(dim=1)[:, -4:, :5], atol=1e-4, rtol=1e-5)
 
 
 # --- decoding -------------------------------------------------------------------------------------------------------
@@ -306,7 +312,7 @@ def test_a_wide_beam_equals_exhaustive_search(kind: str, tmp_path: Path, pixels:
         memory = model.encode(features)
         scores = torch.stack([model.log_prob(memory, tokens, torch.full((len(rows),), image)) for image in range(3)])
         found = beam_search(model, features, DecodingSettings(beam=4**3, max_words=3))
-    assert [one.log_prob for one in found] == pytest.approx(scores.max(dim=1).values.tolist(), abs=1e-5)
+    assert [one.log_prob for one in found] == pytest.approx(scores.max(dim=1).values.tolist(), rel=1e-5, abs=1e-4)
     assert [one.caption for one in found] == model.detokenize(tokens[scores.argmax(dim=1)])
 
 
@@ -429,7 +435,7 @@ def test_a_checkpoint_gives_the_same_scores(
     assert not loaded.training
     assert (loaded.settings.dropout, loaded.vocabulary.max_words) == (0.3, 20)
     torch.testing.assert_close(loaded.tokenize(CAPTIONS), tokens)
-    torch.testing.assert_close(loaded.log_prob(loaded.encode(features), tokens, IMAGES), scores, atol=1e-6, rtol=0)
+    torch.testing.assert_close(loaded.log_prob(loaded.encode(features), tokens, IMAGES), scores, atol=1e-6, rtol=1e-5)
 
     # As a training resumes: one state into another captioner, key by key, shared weights still shared.
     state = loaded.state_dict()
@@ -438,7 +444,7 @@ def test_a_checkpoint_gives_the_same_scores(
     names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     assert set(state) <= set(names)
     again = copy.deepcopy(model)
-    torch.testing.assert_close(again.log_prob(again.encode(features), tokens, IMAGES), scores, atol=1e-6, rtol=0)
+    torch.testing.assert_close(again.log_prob(again.encode(features), tokens, IMAGES), scores, atol=1e-6, rtol=1e-5)
     assert len(list(again.parameters())) == len(list(model.parameters())) == len(state)
 
 
@@ -459,7 +465,7 @@ def test_a_model_folder_alone_captions_a_picture(kind: str, folders: dict[str, P
     shutil.move(tmp_path / "saved", tmp_path / "moved")
     (found,) = caption([picture], tmp_path / "moved", DecodingSettings(max_words=5))
     assert found["caption"] == expected[0]["caption"]
-    assert found["log_prob"] == pytest.approx(expected[0]["log_prob"], abs=1e-5)
+    assert found["log_prob"] == pytest.approx(expected[0]["log_prob"], rel=1e-5, abs=1e-4)
     assert not [path for path in (tmp_path / "moved").rglob("*") if path.suffix in (".bin", ".pt", ".pkl", ".pickle")]
 
     Captioner.from_pretrained(tmp_path / "moved").save_pretrained(tmp_path / "moved")  # over itself

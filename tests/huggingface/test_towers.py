@@ -109,7 +109,7 @@ def test_the_grid_is_the_models_own(
     patches = hidden[:, 1:] if family == "clip" else hidden
     assert grid.shape == patches.shape == (3, 16, WIDTH)
     assert (grid.dtype, grid.flags.c_contiguous) == (np.float32, True)
-    np.testing.assert_allclose(grid, patches.numpy(), atol=1e-5)
+    np.testing.assert_allclose(grid, patches.numpy(), rtol=1e-5, atol=5e-5)
     assert grid.std(axis=(0, 1)).max() > 0.1, "not all alike"
 
 
@@ -118,7 +118,7 @@ def test_a_batch_equals_single_pictures(family: str, tmp_path: Path, pictures: l
     encoder = open_encoder(f"{family}:{make(tmp_path / 'model', family)}", device="cpu")
     together = encoder.encode(pictures)
     for row, picture in enumerate(pictures):
-        np.testing.assert_allclose(encoder.encode([picture])[0], together[row], atol=1e-5)
+        np.testing.assert_allclose(encoder.encode([picture])[0], together[row], rtol=1e-5, atol=5e-5)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -130,7 +130,7 @@ def test_pictures_are_prepared_as_the_model_says(family: str, tmp_path: Path) ->
     processors = pytest.importorskip(f"transformers.models.{family}.image_processing_pil_{family}")
     processor = getattr(processors, {"clip": "CLIPImageProcessorPil", "siglip": "SiglipImageProcessorPil"}[family])
     expected = processor.from_pretrained(folder)(picture, return_tensors="np")["pixel_values"]
-    np.testing.assert_allclose(encoder.pixels([picture]), np.asarray(expected), atol=1e-5)
+    np.testing.assert_allclose(encoder.pixels([picture]), np.asarray(expected), rtol=1e-5, atol=5e-5)
 
 
 def test_the_whole_picture_is_squeezed(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_a_captioners_tower_gives_all_tokens_its_decoder_sees(kind: str, tmp_pat
     whole = whole_model(KINDS[kind], folder)
     with torch.no_grad():
         hidden = vision_tower(whole, KINDS[kind])(pixel_values=pixels).last_hidden_state
-    np.testing.assert_allclose(encoder.encode(squares), hidden.numpy(), atol=1e-5)
+    np.testing.assert_allclose(encoder.encode(squares), hidden.numpy(), rtol=1e-5, atol=5e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -246,7 +246,7 @@ def test_weights_in_other_files(tmp_path: Path, pictures: list[Image.Image]) -> 
     model.save_pretrained(shards, max_shard_size="4KB")
     sharded = VisionTower(f"clip:{shards}")
     assert len(sharded.files) > 1
-    np.testing.assert_allclose(sharded.encode(pictures), expected, atol=1e-6)
+    np.testing.assert_allclose(sharded.encode(pictures), expected, rtol=1e-5, atol=5e-5)
     weights = sharded.identity.weights
     sharded.files[1].write_bytes(sharded.files[1].read_bytes() + b"\0")
     assert VisionTower(f"clip:{shards}").identity.weights != weights, "every shard counts"
@@ -258,7 +258,7 @@ def test_weights_in_other_files(tmp_path: Path, pictures: list[Image.Image]) -> 
     torch.save(model.state_dict(), old / "pytorch_model.bin")
     assert VisionTower(f"clip:{old}").files == [old / "model.safetensors"], "as transformers prefers"
     (old / "model.safetensors").unlink()
-    np.testing.assert_allclose(VisionTower(f"clip:{old}").encode(pictures), expected, atol=1e-6)
+    np.testing.assert_allclose(VisionTower(f"clip:{old}").encode(pictures), expected, rtol=1e-5, atol=5e-5)
 
 
 def test_half_precision_weights_are_used_in_full(tmp_path: Path, pictures: list[Image.Image]) -> None:

@@ -85,7 +85,7 @@ def test_oracle_of_several_candidates(stored: Any) -> None:
 
 
 @needs_word_data
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(st.lists(st.tuples(st.lists(captions, min_size=1, max_size=4), captions), min_size=1, max_size=12))
 def test_the_program_on_random_captions(java: Any, images: list[tuple[list[str], str]]) -> None:
     references, candidates = [group for group, _ in images], [text for _, text in images]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from support.tiny import SMALL, WORDS
+from support.tiny import WORDS, names
 from tellapart.captioners.base import Captioner
 from tellapart.data.batches import Batch, BatchSource, Kind
 from tellapart.data.features import FeatureStore
@@ -143,7 +143,7 @@ def _drawn(weights: torch.Tensor, chance: float) -> int:
     raise AssertionError("weights that do not reach 1")
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", names("captioner"))
 @pytest.mark.parametrize("rollouts", [0, 1, 3])
 def test_samples_and_rollouts_equal_single_runs(make_captioner: Make, name: str, rollouts: int) -> None:
     model = make_captioner(seed=4, name=name, words=Vocabulary(WORDS, max_words=LIMIT))

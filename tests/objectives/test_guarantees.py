@@ -10,9 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from objectives.worker import OBJECTIVES, RETRIEVAL, make
+from objectives.worker import CASES, IN_PARTS
+from support.close import assert_close
+from support.shapes_worker import GRADIENT_STEPS
+from support.tiny import make_objective
 from support.workers import assert_equal_runs, run_worker
-from tellapart import registry
 
 
 @pytest.fixture(scope="module")
@@ -24,46 +26,35 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     return folders
 
 
-def test_every_objective_is_trained_here() -> None:
-    elsewhere = {"likelihood", "composed"}  # in tests/engine/test_shapes.py
-    assert {make(name).name for name in (*OBJECTIVES, *RETRIEVAL)} == set(registry.names("objective")) - elsewhere
-
-
 @pytest.mark.parametrize("processes", [1, 2])
-@pytest.mark.parametrize("name", [*OBJECTIVES, *RETRIEVAL])
+@pytest.mark.parametrize("name", CASES)
 def test_stopping_and_resuming_is_bit_equal(trained: dict[int, Path], name: str, processes: int) -> None:
     """The stop is within an epoch: what the reference said of all true pairs is computed anew, to the same bits."""
     straight, resumed = (trained[processes] / name / kind for kind in ("straight", "resumed"))
     state = assert_equal_runs(straight, resumed)
     assert state["step"] == 7
-    own = {key.split(".")[0] for key in state["objective"]}
-    remembered = {
-        "adversarial": {"evaluator", "noise"},
-        "coder": {"bank", "momentum", "prototypes"},
-        "coder-literally": {"bank", "momentum"},
-        "coder-transformer": {"bank", "momentum", "prototypes"},
-    }
-    assert own == remembered.get(name, set())
+    saved, whole = (
+        {key.split(".")[0] for key in of} for of in (state["objective"], make_objective(**CASES[name]).state_dict())
+    )
+    assert saved == whole - {"target", "parts"}, "all but the target"
 
 
 def assert_same_gradients(one: list[dict[str, torch.Tensor]], other: list[dict[str, torch.Tensor]]) -> None:
-    assert len(one) == len(other) == 7
+    assert len(one) == len(other) == GRADIENT_STEPS
     assert any(gradient.abs().max() > 1e-4 for step in one for gradient in step.values()), "there is something to see"
     for step, (first, second) in enumerate(zip(one, other, strict=True)):
         assert first.keys() == second.keys()
-        for key, gradient in first.items():
-            size = max(1.0, float(gradient.abs().max()))
-            assert (gradient - second[key]).abs().max() < 2e-6 * size, f"step {step}: {key}"
+        assert_close(second, first, f"step {step}")
 
 
-@pytest.mark.parametrize("name", [*OBJECTIVES, *RETRIEVAL])
+@pytest.mark.parametrize("name", CASES)
 def test_two_processes_on_half_batches_equal_one_on_the_whole(trained: dict[int, Path], name: str) -> None:
     one, two = (torch.load(trained[n] / name / "gradients.pt", weights_only=True) for n in (1, 2))
     assert_same_gradients(one, two)
 
 
 @pytest.mark.parametrize("processes", [1, 2])
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", IN_PARTS)
 def test_a_step_in_three_parts_is_a_whole_step(trained: dict[int, Path], name: str, processes: int) -> None:
     files = (trained[processes] / name / f"{kind}.pt" for kind in ("gradients", "parts"))
     assert_same_gradients(*(torch.load(file, weights_only=True) for file in files))

@@ -109,7 +109,7 @@ def test_the_nearest_of_equals_is_the_first() -> None:
 
 def test_mixed_precision_names_the_same_cluster() -> None:
     """Centres that bfloat16 cannot tell apart."""
-    centres = functional.normalize(torch.ones(20, 16) + 1e-3 * draw(20, 16), dim=1)
+    centres = functional.normalize(torch.ones(20, 16) + 1e-2 * draw(20, 16), dim=1)
     with torch.autocast("cpu", torch.bfloat16):
         assert nearest_centres(centres, centres)[0].tolist() == list(range(20))
 

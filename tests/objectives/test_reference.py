@@ -93,7 +93,8 @@ def test_stored_scores_equal_the_reference(tiny_data: Data, make_captioner: Make
             asked = objective(source.at(step), Progress(0, 1))
             assert known.keys() == asked.keys()
             for name in known:
-                torch.testing.assert_close(known[name].sum, asked[name].sum, atol=1e-5, rtol=1e-5)
+                # Differences of ln p that are ten times as large.
+                torch.testing.assert_close(known[name].sum, asked[name].sum, atol=2e-4, rtol=1e-5)
     assert len(source._memo) == 1
 
 

@@ -8,11 +8,12 @@ import pytest
 import torch
 from torch.nn import functional
 
+from support.close import assert_close
 from support.tiny import IDENTITY, WORDS, make_captioner, make_retriever
 from tellapart import registry
 from tellapart.captioners.base import load_captioner
 from tellapart.errors import RecipeError, RunError
-from tellapart.retrievers.base import Raw, Retriever, load_retriever, take
+from tellapart.retrievers.base import Retriever, load_retriever, take
 from tellapart.retrievers.words import WordRetriever
 from tellapart.text import END, PAD, Vocabulary
 
@@ -29,10 +30,6 @@ def model(request: pytest.FixtureRequest, tmp_path: Path) -> Retriever:
         return dual
     retriever: Retriever = make_retriever(seed=3, name=request.param)
     return retriever
-
-
-def assert_close(one: Raw, other: Raw) -> None:
-    torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)
 
 
 def test_composition_and_order_change_no_embedding_of_a_text(model: Retriever) -> None:
@@ -66,7 +63,7 @@ def test_the_similarity_is_the_inner_product_of_index_vectors(model: Retriever, 
     assert similarity.dtype == torch.float32
     if model.has_index_vectors:
         expected = model.index_vectors(images) @ model.index_vectors(texts).t()
-        torch.testing.assert_close(similarity, expected)
+        assert_close(similarity, expected)
     assert len({round(value, 5) for value in similarity[:, 0].tolist()}) == 3, "the image matters"
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(model.similarity(images, texts), similarity), "mixed precision is for the layers"
@@ -122,7 +119,7 @@ def test_one_hot_weights_are_the_words(reader: WordRetriever) -> None:
     weights, lengths = one_hot(CAPTIONS)
     said = [" ".join(SPOKEN.decode(row).replace("<unk>", "unknownword").split()) for row in weights.argmax(2).tolist()]
     found = reader.bind(SPOKEN).embed_word_weights(weights, lengths)
-    torch.testing.assert_close(found, reader.embed_texts(said), atol=1e-6, rtol=0)
+    assert_close(found, reader.embed_texts(said))
 
 
 def test_unknown_strange_and_missing_words_are_zero_vectors(reader: WordRetriever) -> None:
@@ -130,10 +127,10 @@ def test_unknown_strange_and_missing_words_are_zero_vectors(reader: WordRetrieve
     weights, lengths = one_hot(["a zebra tree", "a unknownword tree"])
     both = bound.embed_word_weights(weights, lengths)
     strange, unknown = take(both, slice(0, 1)), take(both, slice(1, 2))
-    torch.testing.assert_close(strange, unknown, atol=1e-6, rtol=1e-5)
+    assert_close(strange, unknown)
     shorter = reader.embed_texts(["a tree"])
     kept, left_out = (raw if isinstance(raw, torch.Tensor) else raw[0] for raw in (strange, shorter))
-    assert not torch.allclose(kept, left_out, atol=1e-5), "it keeps its place"
+    assert not torch.allclose(kept, left_out, atol=1e-3), "it keeps its place"
 
 
 def test_end_and_padding_are_not_read(reader: WordRetriever) -> None:

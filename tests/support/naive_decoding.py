@@ -68,6 +68,12 @@ def exhaustive(
     return listed
 
 
+def assert_apart(listed: list[tuple[Words, float]], count: int, settings: DecodingSettings) -> None:
+    """The best `count` captions of `exhaustive` are so far apart that rounding cannot change their order."""
+    scores = [score / (len(said) + 1) ** settings.length_penalty for said, score in listed[: count + 1]]
+    assert all(better - worse > 1e-5 * max(1.0, -worse) for better, worse in itertools.pairwise(scores))
+
+
 @dataclass
 class Running:
     said: Words

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,6 +28,9 @@ from tellapart.engine.settings import TrainingSettings
 from tellapart.objectives.base import Objective
 
 STEPS, STOP = 7, 5
+GRADIENT_STEPS = 4  # two epochs
+# The large epsilon keeps Adam from turning gradients that are only rounding into steps of full size.
+HARDLY_MOVING: dict[str, Any] = {"rate": 1e-4, "epsilon": 1e-2, "clip_norm": None}
 
 
 def train(objective: Objective, folder: Path, rate: float = 0.01, precision: str = "full", **settings: object) -> None:
@@ -89,7 +93,7 @@ def train_straight_and_resumed(make_objective: Callable[..., Objective], out: Pa
 def train_for_gradients(objective: Objective, folder: Path, file: Path, **settings: object) -> None:
     """Saves the gradients of each step of a training that hardly moves."""
     gradients = record_gradients(objective)
-    train(objective, folder, rate=1e-4, clip_norm=None, **settings)
+    train(objective, folder, **HARDLY_MOVING, steps=GRADIENT_STEPS, **settings)
     if objective.processes.rank == 0:
         torch.save(gradients, file)
 

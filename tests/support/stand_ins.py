@@ -133,9 +133,9 @@ class Clustering(StandIn):
         embedded = torch.cat([self.processes.gather(self.embed(self.target, batch)) for batch in epoch.batches()])
         chosen = embedded[torch.randperm(len(embedded))[: len(self.centres)]]
         for _ in range(3):
-            nearest = torch.cdist(embedded, chosen).argmin(dim=1)
-            member = functional.one_hot(nearest, len(chosen)).to(embedded)
-            chosen = (member.t() @ embedded + 1e-3 * chosen) / (member.sum(dim=0)[:, None] + 1e-3)
+            # Soft members: rounding cannot flip a nearest centre.
+            member = (-4 * torch.cdist(embedded, chosen)).softmax(dim=1)
+            chosen = member.t() @ embedded / member.sum(dim=0)[:, None]
         self.centres.copy_(chosen)
 
     def forward(self, batch: Batch, progress: Progress, phase: str = "train") -> dict[str, Total]:

@@ -1,4 +1,7 @@
-"""A tiny vocabulary, encoder identity, captioner and data set; made of nothing but seeds."""
+"""Tiny models, objectives and data, made from seeds.
+
+A registered captioner, retriever or objective needs one line here; then every contract test runs on it.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +15,50 @@ from tellapart import registry
 from tellapart.data.features import FeatureStore
 from tellapart.data.records import Dataset, Record
 from tellapart.encoders.base import EncoderIdentity
+from tellapart.objectives.base import Objective, Roles
 from tellapart.retrievers.concepts import Concept
 from tellapart.text import Vocabulary
 
 WORDS = ("a", "red", "blue", "house", "tree", "car", "near", "two")
 IDENTITY = EncoderIdentity("tiny", "0", "none", regions=4, width=6)
 
-
-SMALL: dict[str, dict[str, Any]] = {
+# name -> tiny settings, by kind
+CAPTIONERS: dict[str, dict[str, Any]] = {
     "neuraltalk": {"hidden": 8, "embedding": 5},
     "adaptive-attention": {"hidden": 8, "embedding": 5, "attention": 3},
     "updown": {"hidden": 8, "embedding": 5, "attention": 3},
     "transformer": {"width": 8, "layers": 2, "heads": 2, "feedforward": 12},
     "meshed-memory": {"width": 8, "layers": 2, "heads": 2, "feedforward": 12, "slots": 3},
 }
+RETRIEVERS: dict[str, dict[str, Any]] = {
+    "ranking": {"words": 5, "hidden": 4, "embedding": 7},
+    "coder": {"words": 5, "width": 6, "concepts": 4},
+    "scan": {"words": 5, "width": 6},
+    "coder-transformer": {"width": 6, "concepts": 4},
+}
+OBJECTIVES: dict[str, dict[str, Any]] = {
+    "likelihood": {},
+    "contrastive": {"negatives": 2},
+    "contrastive-pairwise": {"negatives": 2},
+    "contrastive-difference": {"negatives": 2},
+    "introspective": {"weight": 2.0},
+    "adversarial": {"noise": 4, "width": 6, "negatives": 2, "rollouts": 2, "evaluator_warmup_steps": 2},
+    "ranking-hinge": {"negatives": 3},
+    "coder": {"bank": 9, "diversity_of_bank": True, "prototypes": 3},
+    "composed": {"parts": {"likelihood": {"weight": 0.5}, "contrastive": {"negatives": 2}}},
+}
+
+
+def names(kind: str) -> list[str]:
+    """Registered names of a kind without Hugging Face's models, whose tests are in `tests/huggingface`."""
+    return [name for name in registry.names(kind) if not name.startswith("hf-")]
+
+
+def tiny_settings(kind: str, name: str) -> dict[str, Any]:
+    table = {"captioner": CAPTIONERS, "retriever": RETRIEVERS, "objective": OBJECTIVES}[kind]
+    if name not in table:
+        raise AssertionError(f"{kind} '{name}': add its tiny settings to {kind.upper()}S in tests/support/tiny.py")
+    return table[name]
 
 
 def make_captioner(
@@ -34,23 +67,15 @@ def make_captioner(
     """A tiny captioner of any architecture, in eval mode."""
     torch.manual_seed(seed)
     cls = registry.find("captioner", name)
-    chosen = cls.Settings(**{"dropout": 0.0, **SMALL[name], **settings})
+    chosen = cls.Settings(**{"dropout": 0.0, **tiny_settings("captioner", name), **settings})
     return cls(chosen, words or Vocabulary(WORDS), IDENTITY).eval()
-
-
-RETRIEVERS: dict[str, dict[str, Any]] = {
-    "ranking": {"words": 5, "hidden": 4, "embedding": 7},
-    "coder": {"words": 5, "width": 6, "concepts": 4},
-    "scan": {"words": 5, "width": 6},
-    "coder-transformer": {"width": 6, "concepts": 4},
-}
 
 
 def make_retriever(seed: int = 0, words: Vocabulary | None = None, name: str = "ranking", **settings: Any) -> Any:
     """A tiny retriever of any architecture, in eval mode."""
     torch.manual_seed(seed)
     cls = registry.find("retriever", name)
-    chosen = cls.Settings(**{**RETRIEVERS[name], **settings})
+    chosen = cls.Settings(**{**tiny_settings("retriever", name), **settings})
     known = words or Vocabulary(WORDS)
     count = getattr(chosen, "concepts", 0)
     extra: list[Any] = [[Concept(word, "noun", (word,)) for word in WORDS[:count]]] if count else []
@@ -60,6 +85,34 @@ def make_retriever(seed: int = 0, words: Vocabulary | None = None, name: str = "
         known = text_tokens()
         extra = [text_network("bert"), *extra]
     return cls(chosen, known, IDENTITY, *extra).eval()
+
+
+def make_objective(name: str, dropout: float = 0.0, retriever: str | None = None, **settings: Any) -> Any:
+    """Any objective with a tiny target, and a tiny frozen model in each of its roles.
+
+    Args:
+        retriever: which retriever a retrieval objective trains; by default the one of the same name, or else `ranking`.
+        settings: others than the tiny ones.
+    """
+    cls: type[Objective] = registry.find("objective", name)
+    chosen = cls.Settings(**{**tiny_settings("objective", name), **settings})
+    if cls.trains == "captioner":
+        target = make_captioner(seed=1, dropout=dropout)
+    else:
+        retriever = retriever or (name if name in RETRIEVERS else "ranking")
+        fields = registry.find("retriever", retriever).Settings.model_fields
+        target = make_retriever(
+            1, name=retriever, **{f: dropout for f in ("dropout", "drop_regions", "disturb_words") if f in fields}
+        )
+    # A frozen captioner has words of its own, in another order, and does not have one of the target's.
+    words = Vocabulary([*reversed(WORDS[:-1]), "green"])
+    makers = {"captioner": lambda: make_captioner(2, words, "neuraltalk"), "retriever": lambda: make_retriever(2)}
+    objective = cls(chosen, Roles(target, **{role: makers[kind]() for role, kind in cls.needs(chosen).roles.items()}))
+    torch.manual_seed(3)
+    for path, parameter in objective.named_parameters():
+        if parameter.requires_grad and not path.startswith("target."):  # some begin at zero
+            torch.nn.init.normal_(parameter)
+    return objective
 
 
 def make_data() -> tuple[Dataset, FeatureStore]:
