@@ -333,6 +333,7 @@ def compare(
     from tellapart.pages.tables import print_comparison
     from tellapart.run import Run, open_run
 
+    check_report_folder(out)
     opened: dict[str, Run | str | Path] = {}
     for named in runs:
         label, equals, folder = named.partition("=")
@@ -341,7 +342,6 @@ def compare(
         if label in opened:
             raise TellapartError(f"'{named}': '{label}' names two runs; give each a label of its own")
         opened[label] = open_run(Path(folder))
-    check_report_folder(out)
     by_label = judge is not None and len(judge) == 1 and judge[0] in opened
     comparison = compare_runs(
         opened,

@@ -25,7 +25,7 @@ from tellapart import registry
 from tellapart.encoders import open_encoder
 from tellapart.encoders.base import EncoderIdentity, ImageEncoder
 from tellapart.errors import DataError, RunError
-from tellapart.files import digest_of_file, is_result, new_folder, read_json, write_json, write_text
+from tellapart.files import check_folder, digest_of_file, is_result, new_folder, read_json, write_json, write_text
 from tellapart.text import SPECIALS, Vocabulary
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def write_model(model: Model, folder: Path) -> None:
 
 
 def check_replaceable(folder: Path) -> None:
-    """Raise an error unless the folder is new, empty or a model folder."""
+    """Raise an error unless the folder is new, empty or a model folder, and can be written."""
     if folder.exists() and not folder.is_dir():
         raise RunError(f"{folder}: this is a file; choose a new folder")
     names = {path.name for path in folder.iterdir()} if folder.exists() else set()
@@ -174,6 +174,7 @@ def check_replaceable(folder: Path) -> None:
         others = sorted(names)
     if others:
         raise RunError(f"{folder}: is not a model folder (it holds {others[0]}); choose a new folder")
+    check_folder(folder.parent)
 
 
 def load_model(folder: str | Path, kind: str, overrides: dict[str, Any] | None = None) -> Any:
