@@ -463,7 +463,7 @@ def copy(
     ] = None,
 ) -> None:
     """Copy a recipe into one file to edit: what it extends is filled in, defaults are left out."""
-    from tellapart.files import write_text
+    from tellapart.files import check_folder, write_text
     from tellapart.recipe import copy_recipe
 
     text, file = copy_recipe(recipe), file or Path(recipe.name)
@@ -472,6 +472,7 @@ def copy(
         return
     if file.exists():
         raise RecipeError(f"{file}: already exists; name another file, or delete this one first")
+    check_folder(file.parent)
     write_text(file, text)
     print(f"wrote {file}; 'tellapart train {file}' trains it")
 
