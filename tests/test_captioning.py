@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import types
 from pathlib import Path
@@ -198,6 +199,102 @@ def test_the_command_fails_when_nothing_was_captioned(
     assert printed.out == ""
     assert "nowhere.jpg: this picture does not exist" in printed.err
     assert printed.err.endswith("tellapart: no image could be read\n")
+
+
+# --- outputs --------------------------------------------------------------------------------------------------------
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def no_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(captioning, "decode", lambda *_: pytest.fail("captioned before the outputs were checked"))
+    monkeypatch.setattr(captioning, "decode_store", lambda *_: pytest.fail("captioned before the outputs were checked"))
+
+
+@pytest.mark.usefixtures("no_decoding")
+@pytest.mark.parametrize(
+    ("out", "told"),
+    [
+        ("pictures/a.jpg", r"a\.jpg: is an input and is not overwritten; choose another --out"),
+        ("pictures/inner/c.webp", r"c\.webp: exists and was not written by tellapart; choose another --out"),
+        ("notes.txt", r"notes\.txt: exists and was not written by tellapart"),
+        ("model/model.json", r"model\.json: exists and was not written by tellapart"),
+        ("pictures", r"pictures: is an input and is not overwritten"),
+        ("model", r"model: this is a folder, and a file is needed"),
+        ("notes.txt/new/rows.jsonl", r"notes\.txt: this is a file, and a folder is needed"),
+        ("/dev/full", r"/dev/full: exists and was not written by tellapart"),
+    ],
+)
+def test_an_output_that_is_the_users_is_refused_at_once(
+    model: Path,
+    pictures: Path,
+    tmp_path: Path,
+    out: str,
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "notes.txt").write_text("mine", encoding="utf-8")
+    before = contents(tmp_path)
+    images = [pictures / "a.jpg", pictures]
+    assert run(monkeypatch, *images, "--model", model, "--out", tmp_path / out) == 2
+    assert re.search(rf"^tellapart: .*{told}", capsys.readouterr().err)
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.usefixtures("no_decoding")
+def test_the_data_set_is_not_overwritten(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "data.jsonl"
+    row = {"id": "a", "image": "a.png", "caption": "a house", "log_prob": 0, "ended": True}
+    data.write_text(json.dumps(row), encoding="utf-8")
+    assert run(monkeypatch, "--data", data, "--model", model, "--out", data) == 2
+    assert "data.jsonl: is an input and is not overwritten" in capsys.readouterr().err
+    assert json.loads(data.read_text(encoding="utf-8")) == row
+
+
+def test_captions_are_written_again(
+    model: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "captions.json"
+    for images in ([pictures], [pictures / "a.jpg"]):
+        assert run(monkeypatch, *images, "--model", model, "--out", out) == 0
+    assert len(out.read_text(encoding="utf-8").splitlines()) == 1
+    before = out.read_bytes()
+    assert run(monkeypatch, tmp_path / "nowhere.jpg", "--model", model, "--out", out) == 2
+    assert out.read_bytes() == before, "without captions nothing is written"
+
+
+def test_overlays_replace_overlays_and_nothing_else(model: Path, pictures: Path, tmp_path: Path) -> None:
+    looks = tmp_path / "looks"
+    (looks / "2023-notes").mkdir(parents=True)
+    (looks / "0001-b").mkdir()
+    for name in ("2023-notes/letter.txt", "0001-b/letter.txt", "README.md"):
+        (looks / name).write_text("mine", encoding="utf-8")
+    for _ in range(2):
+        caption([pictures / "a.jpg"], model, overlay=looks)
+    assert (looks / "0001-a" / "sheet.png").exists()
+    assert sorted(path.name for path in looks.iterdir()) == ["0001-a", "0001-b", "2023-notes", "README.md"]
+    assert (looks / "0001-b" / "letter.txt").read_text(encoding="utf-8") == "mine"
+
+
+@pytest.mark.usefixtures("no_decoding")
+@pytest.mark.parametrize("name", ["0001-a/notes.txt", "0003-a/sheet.txt", "0002-b-2/01-mine.png", "0001-a"])
+def test_overlays_are_not_written_over_the_users_files(model: Path, pictures: Path, tmp_path: Path, name: str) -> None:
+    file = tmp_path / "looks" / name
+    file.parent.mkdir(parents=True)
+    file.write_text("mine", encoding="utf-8")
+    told = rf"{name.partition('/')[0]}: was not written by tellapart \(it holds {file.name}\); choose another --overlay"
+    with pytest.raises(DataError, match=told):
+        caption([pictures], model, overlay=tmp_path / "looks")
+    with pytest.raises(DataError, match=r"a\.jpg: this is a file, and a folder is needed"):
+        caption([pictures], model, overlay=pictures / "a.jpg")
+    assert file.read_text(encoding="utf-8") == "mine"
+    assert contents(tmp_path / "looks") == {name: b"mine"}
 
 
 # --- decoding options -----------------------------------------------------------------------------------------------

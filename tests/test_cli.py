@@ -149,6 +149,33 @@ def test_a_mistake_is_one_message(run: Run, tmp_path: Path, arguments: list[str]
     assert re.search(told, mistake(run(*arguments)))
 
 
+DEMO = ["demo", "--budget", "smoke"]
+COMPARE = ["compare", "a=runs/one", "b=runs/two", "--control", "b"]
+STUDY = ["study", "cl-table4", "--budget", "smoke"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        *((arguments, name) for arguments in (DEMO, COMPARE) for name in ("report.html", "comparison.json", ".")),
+        *((STUDY, name) for name in ("study.json", "study.html", "table.md", ".")),
+        (STUDY, "server/captions_test2014_mine_results.json"),
+    ],
+)
+def test_outputs_are_checked_first(
+    run: Run, tmp_path: Path, arguments: list[str], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("tellapart.demo", "tellapart.studies.run", "tellapart.studies.rates"):
+        monkeypatch.setattr(f"{module}.run_recipe", lambda *_: pytest.fail("trained before the outputs were checked"))
+    mine = tmp_path / "out" / name
+    mine.parent.mkdir(parents=True, exist_ok=True)
+    mine.write_text("mine", encoding="utf-8")
+    told = "out: this is a file, and a folder is needed" if name == "." else f"{name}: exists and was not written by"
+    assert told in mistake(run(*arguments, "--out", "out"))
+    assert mine.read_text(encoding="utf-8") == "mine"
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == [mine]
+
+
 def test_a_label_twice(run: Run, tmp_path: Path) -> None:
     recipe = {
         "name": "x",
@@ -225,6 +252,8 @@ def test_recipes_copy(run: Run, tmp_path: Path) -> None:
     assert run("recipes", "check", "adaptive-cl.yaml").status == 0
     told = mistake(run("recipes", "copy", "scenes/adaptive-cl.yaml"))
     assert "adaptive-cl.yaml: already exists; name another file" in told
+    told = mistake(run("recipes", "copy", "scenes/adaptive-cl.yaml", "adaptive-cl.yaml/inner/cl.yaml"))
+    assert "adaptive-cl.yaml: this is a file, and a folder is needed" in told
     assert run("recipes", "copy", "scenes/adaptive-cl.yaml", "mine/cl.yaml").status == 0
     assert (tmp_path / "mine" / "cl.yaml").read_text(encoding="utf-8") == text
 

@@ -35,7 +35,7 @@ def test_it_leaves_what_a_run_folder_promises(demo: Path) -> None:
         rows = [json.loads(line) for line in (run / "captions.jsonl").open()]
         assert len(rows) == 24
         assert all(set(row) == {"id", "caption", "log_prob", "ended"} for row in rows)
-    assert not [path for path in demo.rglob("*") if path.name.endswith(".tmp")]
+    assert not [path for path in demo.rglob("*") if path.name.startswith(".tellapart-")]
 
 
 def test_cl_starts_from_its_reference(demo: Path) -> None:

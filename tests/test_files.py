@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +14,18 @@ import pytest
 
 from tellapart.errors import DataError
 from tellapart.files import (
+    GENERATOR,
+    check_output,
     digest_of,
     digest_of_file,
+    find_or_make,
+    find_or_make_rows,
+    lock,
     new_folder,
     read_json,
     read_jsonl,
+    remove_temporary_files,
+    temporary_path,
     write_json,
     write_jsonl,
     write_text,
@@ -149,13 +159,165 @@ def test_a_failed_new_folder_leaves_nothing(tmp_path: Path, error: type[BaseExce
     assert names(tmp_path) == []
 
 
-def test_a_new_folder_replaces_the_old_one_and_what_a_killed_one_left(tmp_path: Path) -> None:
-    for rest in ("step-1", "step-1.tmp"):
-        (tmp_path / rest).mkdir()
-        (tmp_path / rest / "old").write_text("1", encoding="utf-8")
+def test_a_new_folder_replaces_the_old_one_and_no_other(tmp_path: Path) -> None:
+    others = ["step-1.old", "step-1.tmp"]
+    for name in ("step-1", *others):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "old").write_text("1", encoding="utf-8")
     with new_folder(tmp_path / "step-1") as folder:
         (folder / "new").write_text("2", encoding="utf-8")
-    assert names(tmp_path) == ["step-1", "step-1/new"]
+    assert names(tmp_path) == ["step-1", "step-1.old", "step-1.old/old", "step-1.tmp", "step-1.tmp/old", "step-1/new"]
+
+
+def test_a_file_with_the_name_of_a_new_folder_stays(tmp_path: Path) -> None:
+    (tmp_path / "step-1").write_text("mine", encoding="utf-8")
+    with pytest.raises(OSError, match=r"step-1'$"), new_folder(tmp_path / "step-1") as folder:
+        (folder / "new").write_text("2", encoding="utf-8")
+    assert names(tmp_path) == ["step-1"]
+    assert (tmp_path / "step-1").read_text(encoding="utf-8") == "mine"
+
+
+def test_a_symbolic_link_stays_one(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real", target_is_directory=True)
+    (tmp_path / "link.txt").symlink_to(tmp_path / "real.txt")
+    write_text(tmp_path / "link.txt", "text")
+    with new_folder(tmp_path / "link") as folder:
+        (folder / "new").write_text("2", encoding="utf-8")
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "link.txt").is_symlink()
+    assert names(tmp_path / "real") == ["new"]
+    assert (tmp_path / "real.txt").read_text(encoding="utf-8") == "text"
+
+
+def test_several_processes_write_the_same(tmp_path: Path) -> None:
+    code = f"""
+from pathlib import Path
+from tellapart.files import new_folder, write_text
+for number in range(60):
+    write_text(Path({str(tmp_path)!r}) / "new" / "file.txt", "text" * 1000)
+    with new_folder(Path({str(tmp_path)!r}) / "folder") as folder:
+        (folder / "one").write_text("1")
+        (folder / "two").write_text("2")
+"""
+    running = [subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    for process in running:
+        assert process.communicate()[1] == ""
+    assert names(tmp_path) == ["folder", "folder/one", "folder/two", "new", "new/file.txt"]
+    assert (tmp_path / "new" / "file.txt").read_text(encoding="utf-8") == "text" * 1000
+
+
+def test_only_temporary_files_of_ours_are_removed(tmp_path: Path) -> None:
+    kept = ["file.tmp", ".tellapart-notes", ".tellapart-0123456789abcdef.txt", "folder.old"]
+    for name in kept:
+        (tmp_path / name).write_text("mine", encoding="utf-8")
+    unfinished = temporary_path(tmp_path / "step-1")
+    unfinished.mkdir()
+    (unfinished / "half").write_text("1", encoding="utf-8")
+    temporary_path(tmp_path / "last").write_text("1", encoding="utf-8")
+    remove_temporary_files(tmp_path)
+    assert names(tmp_path) == sorted(kept)
+
+
+@pytest.mark.parametrize("error", [OSError("the disk is full"), OSError(errno.ENOSPC, "No space left on device")])
+def test_an_error_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError) -> None:
+    def refuse(_: int) -> None:
+        raise error
+
+    monkeypatch.setattr(os, "fsync", refuse)
+    with pytest.raises(OSError, match=error.strerror or "disk is full") as caught:
+        write_text(tmp_path / "file.txt", "text")
+    assert caught.value.filename == str(tmp_path / "file.txt")
+    assert names(tmp_path) == []
+
+
+# --- outputs ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.jsonl", '{"id": "a", "caption": "b", "more": 1}\n{"id": 1}\n'),
+        ("a.txt", '{"id": "a", "captions": ["b"]}'),
+        ("a.json", '{\n  "id": "a",\n  "caption": {"b": []}\n}\n'),
+        ("a.json", '[\n  {"id": "a", "caption": "b"}\n]\n'),
+        ("a.html", f"<head>{GENERATOR}<title>id</title>caption|captions"),
+        ("a.jsonl", ""),
+    ],
+)
+def test_a_result_is_written_again(tmp_path: Path, name: str, content: str) -> None:
+    (tmp_path / name).write_text(content, encoding="utf-8")
+    check_output(tmp_path / name, "id", "caption|captions")
+    assert names(tmp_path) == [name]
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("notes.txt", b"dear diary"),
+        ("a.jpg", b"\xff\xd8\xff\xe0"),
+        ("a.jsonl", b'{"id": "a"}\n{"id": "a", "caption": "b"}\n'),
+        ("a.json", b'{"id": "a", "capt'),
+        ("a.json", b"[" * 100_000),
+        ("a.json", b"1" * 5000),
+        ("a.json", b"[]"),
+        ("a.jsonl", b'"id caption"'),
+        ("a.html", b"<p>my page</p>"),
+        ("a.md", b"# Notes"),
+    ],
+)
+def test_a_file_of_the_users_is_refused(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=rf"{name}: exists and was not written by tellapart; choose another --out"):
+        check_output(tmp_path / name, "id", "caption|captions")
+    assert (tmp_path / name).read_bytes() == content
+
+
+def test_devices_and_inputs_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"/dev/full: exists and was not written by tellapart"):
+        check_output(Path("/dev/full"), "id")
+    (tmp_path / "rows.jsonl").write_text('{"id": 1}', encoding="utf-8")
+    (tmp_path / "link.jsonl").symlink_to(tmp_path / "rows.jsonl")
+    with pytest.raises(DataError, match=r"link\.jsonl: is an input and is not overwritten"):
+        check_output(tmp_path / "link.jsonl", "id", inputs=[tmp_path / "rows.jsonl"])
+    with pytest.raises(DataError, match=r"new\.jpg: is an input"):
+        check_output(tmp_path / "new.jpg", inputs=[str(tmp_path / "new.jpg")])
+
+
+def test_an_output_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("mine", encoding="utf-8")
+    with pytest.raises(DataError, match=rf"{tmp_path}: this is a folder, and a file is needed"):
+        check_output(tmp_path)
+    with pytest.raises(DataError, match=r"file: this is a file, and a folder is needed"):
+        check_output(tmp_path / "file" / "inner" / "rows.jsonl")
+    with pytest.raises(DataError, match=r"File name too long"):
+        check_output(tmp_path / ("long" * 100))
+    check_output(tmp_path / "new" / "inner" / "rows.jsonl")
+    assert names(tmp_path) == ["file"], "a check leaves nothing"
+
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(DataError, match=r"new: files cannot be written here \(No space left on device\); make room"):
+        check_output(tmp_path / "new" / "rows.jsonl")
+    (tmp_path / "rows.jsonl").write_text('{"id": 1}', encoding="utf-8")
+    check_output(tmp_path / "rows.jsonl", "id", reuse=True)
+    assert names(tmp_path) == ["file", "rows.jsonl"]
+
+
+def test_a_derived_file_is_not_computed_if_it_cannot_be_kept(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine", encoding="utf-8")
+    for find in (find_or_make, find_or_make_rows):
+        with pytest.raises(DataError, match="this is a file, and a folder is needed"):
+            find(tmp_path / "file" / "scores.json", 1, lambda: pytest.fail("computed in vain"))
+
+
+def test_a_lock_has_one_holder(tmp_path: Path) -> None:
+    with lock(tmp_path / "new" / ".lock", wait=False) as first, lock(tmp_path / "new" / ".lock", wait=False) as second:
+        assert (first, second) == (True, False)
+    with lock(tmp_path / "new" / ".lock") as again:
+        assert again
 
 
 def test_a_failed_new_folder_keeps_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,8 +326,11 @@ def test_a_failed_new_folder_keeps_the_old_one(tmp_path: Path, monkeypatch: pyte
     (path / "old").write_text("1", encoding="utf-8")
     replace = os.replace
 
+    moves: list[Path] = []
+
     def refuse(old: Path, new: Path) -> None:
-        if Path(old).name.endswith(".tmp"):
+        moves.append(new)
+        if len(moves) == 2:
             raise OSError("the disk is full")
         replace(old, new)
 

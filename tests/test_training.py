@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import tellapart
+from tellapart import training
 from tellapart.captioners.base import Captioner, load_captioner
 from tellapart.decoding.settings import DecodingSettings
 from tellapart.engine import loop
-from tellapart.errors import RecipeError, RunError
+from tellapart.errors import DataError, RecipeError, RunError
 from tellapart.evaluation.evaluate import evaluate
 from tellapart.models import model_folder
 from tellapart.objectives.likelihood import Likelihood
@@ -111,6 +116,81 @@ def test_only_one_process_trains_in_a_folder(place: Path, tmp_path: Path, monkey
 
     monkeypatch.setattr(Likelihood, "after_step", inner)
     train(place / "mle.yaml", out=tmp_path / "mine")
+
+
+def test_two_processes_train_in_a_new_folder(place: Path, tmp_path: Path) -> None:
+    """One trains; the other finds the finished run, or says that the first is training."""
+    command = [sys.executable, "-m", "tellapart.cli", "train", str(place / "mle.yaml"), "--out", str(tmp_path / "run")]
+    command.append(f"data.prepared={tmp_path / 'prepared'}")
+    running = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+        for _ in range(2)
+    ]
+    errors = {process.communicate()[1]: process.returncode for process in running}
+    assert 0 in errors.values(), errors
+    for error, status in errors.items():
+        if status != 0:
+            assert status == 2
+            assert error.splitlines()[-1].endswith(
+                "another process is training here; wait for it or choose another --out"
+            )
+    assert open_run(tmp_path / "run").model.name == "adaptive-attention"
+    assert not list(tmp_path.rglob(".tellapart-*"))
+
+
+def test_a_run_finished_by_another_process_is_found(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build = training._build
+
+    def slow(*arguments: Any) -> Any:
+        monkeypatch.undo()
+        train(place / "mle.yaml", out=tmp_path / "mine")
+        monkeypatch.setattr(training, "Trainer", lambda *_, **__: pytest.fail("trained twice"))
+        return build(*arguments)
+
+    monkeypatch.setattr(training, "_build", slow)
+    run = train(place / "mle.yaml", out=tmp_path / "mine")
+    assert json.loads((run.folder / "run.json").read_text(encoding="utf-8"))["finished"]
+
+
+def test_the_run_folder_is_checked_before_the_data_is_prepared(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finished = train(place / "mle.yaml", out=tmp_path / "finished").folder
+    monkeypatch.setattr(training, "prepare", lambda *_: pytest.fail("prepared before the folder was checked"))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "recipe.yaml").write_text("name: mine", encoding="utf-8")
+    with pytest.raises(RunError, match="is not empty and is not a run folder"):
+        train(place / "mle.yaml", out=tmp_path / "mine")
+    with pytest.raises(DataError, match=r"recipe\.yaml: this is a file, and a folder is needed"):
+        train(place / "mle.yaml", out=tmp_path / "mine" / "recipe.yaml")
+    assert (tmp_path / "mine" / "recipe.yaml").read_text(encoding="utf-8") == "name: mine"
+    monkeypatch.undo()
+
+    def read_only(*_: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(os, "fsync", read_only)
+    with pytest.raises(DataError, match=r"new: files cannot be written here \(Read-only file system\)"):
+        train(place / "mle.yaml", out=tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+    assert train(place / "mle.yaml", out=finished).folder == finished, "nothing is written to a finished run"
+
+
+def test_a_folder_of_the_users_beside_the_checkpoints(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    notes = tmp_path / "run" / "checkpoints" / "step-2-backup" / "notes.txt"
+
+    def back_up(self: Likelihood) -> None:
+        notes.parent.mkdir(parents=True, exist_ok=True)
+        notes.write_text("mine", encoding="utf-8")
+
+    monkeypatch.setattr(Likelihood, "after_step", back_up)
+    train(place / "mle.yaml", out=tmp_path / "run")
+    assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir() if path.is_dir())[-1] == "step-4"
+    assert notes.read_text(encoding="utf-8") == "mine"
 
 
 def test_a_run_is_found_from_another_folder(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,7 +21,7 @@ from tellapart.decoding.search import BLOCK, decode, decode_store
 from tellapart.decoding.settings import DecodingSettings
 from tellapart.encoders.base import accelerator
 from tellapart.errors import DataError, StoreError
-from tellapart.files import digest_of
+from tellapart.files import check_folder, digest_of
 from tellapart.recipe import Recipe
 
 
@@ -43,12 +43,16 @@ def caption(
         decoding: how to generate captions; by default as in the recipe of the (first) run.
         on_skip: called with the error of each image that cannot be read; by default the error is raised.
         on_progress: called with the numbers of images done and of all images.
-        overlay: folder for attention maps, with one folder for each caption, `0001-NAME`.
+        overlay: folder for attention maps, with one folder for each caption, `0001-NAME`. Earlier ones are replaced;
+            an existing folder of that name with other files is an error.
 
     Example:
         >>> tellapart.caption(["dog.jpg"], model="demo/runs/scenes-cl-1a2b3c4d")      # doctest: +SKIP
         [{'id': 'dog.jpg', 'caption': 'a dog ...', 'log_prob': -8.1, 'ended': True}]
     """
+    paths = _expand(images)
+    if overlay is not None:
+        _check_overlays(Path(overlay), paths)
     decoding = decoding or own_decoding(model)
     captioners = _open(model)
     captioner = _ensemble(captioners)
@@ -57,7 +61,6 @@ def caption(
         raise StoreError(
             f"{model}: was trained on features of another {captioner.encoder.name}; install the version it used"
         )
-    paths = _expand(images)
     rows: list[dict[str, Any]] = []
     captioned = 0
     for start in range(0, len(paths), BLOCK):
@@ -132,6 +135,18 @@ def _open(model: str | Path | Sequence[str | Path]) -> list[Captioner]:
 
 def _ensemble(captioners: Sequence[Captioner]) -> Decodable:
     return captioners[0] if len(captioners) == 1 else Ensemble(captioners)
+
+
+def _check_overlays(folder: Path, paths: Sequence[Path]) -> None:
+    """Raise unless the overlays of these images can be written into the folder."""
+    from tellapart.decoding.overlay import check_overlay_folder
+
+    check_folder(folder)
+    stems = {path.stem for path in paths}
+    for path in folder.iterdir() if folder.exists() else ():
+        number, _, name = path.name.partition("-")
+        if number.isdecimal() and (name in stems or name.rpartition("-")[0] in stems):
+            check_overlay_folder(path)
 
 
 def _write_overlays(

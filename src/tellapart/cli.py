@@ -160,13 +160,15 @@ def caption(
     from tellapart.captioning import caption_split, own_decoding
     from tellapart.decoding.settings import DecodingSettings
     from tellapart.errors import DataError
-    from tellapart.files import write_jsonl
+    from tellapart.files import check_output, write_jsonl
     from tellapart.progress import ProgressLine
 
     if bool(images) == bool(data):
         raise typer.BadParameter("give images to caption, or a data set with --data")
     if data and overlay:
         raise typer.BadParameter("--overlay cannot be combined with --data")
+    if out is not None:
+        check_output(out, "id", "caption", "log_prob", "ended", inputs=[*(images or []), *([data] if data else [])])
     given = {
         "method": method,
         "beam": beam,
@@ -183,15 +185,15 @@ def caption(
         rows = caption_split(data, model, split, settings, line.update)
     else:
         rows = caption_images(images or [], model, settings, skipped.append, line.update, overlay)
+    for error in skipped:
+        print(f"skipped: {error}", file=sys.stderr)
+    if not rows:
+        raise DataError("no image could be read")
     if out is not None:
         write_jsonl(out, rows)
     else:
         for row in rows:
             print(json.dumps(row, ensure_ascii=False))
-    for error in skipped:
-        print(f"skipped: {error}", file=sys.stderr)
-    if not rows:
-        raise DataError("no image could be read")
 
 
 @app.command()
@@ -249,11 +251,13 @@ def evaluate_retrieval(
 ) -> None:
     """Measure image-text retrieval in both directions: R@1, R@5, R@10, ranks and R@sum."""
     from tellapart.evaluation import evaluate_retrieval as retrieval
-    from tellapart.pages.gallery import write_gallery
+    from tellapart.pages.gallery import check_gallery, write_gallery
     from tellapart.pages.tables import print_retrieval, print_retrieval_differences
     from tellapart.run import open_run
 
     opened = open_run(run)
+    if gallery:
+        check_gallery(out or run, split)
     measured = retrieval.evaluate_retrieval(opened, split, folds, out)
     print_retrieval(measured)
     if against is not None:
@@ -325,10 +329,11 @@ def compare(
 ) -> None:
     """Compare runs: a table, paired significance of every run against a control, and a report with pictures."""
     from tellapart.evaluation.compare import compare as compare_runs
-    from tellapart.pages.report import write_report
+    from tellapart.pages.report import check_report_folder, write_report
     from tellapart.pages.tables import print_comparison
     from tellapart.run import Run, open_run
 
+    check_report_folder(out)
     opened: dict[str, Run | str | Path] = {}
     for named in runs:
         label, equals, folder = named.partition("=")
@@ -458,7 +463,7 @@ def copy(
     ] = None,
 ) -> None:
     """Copy a recipe into one file to edit: what it extends is filled in, defaults are left out."""
-    from tellapart.files import write_text
+    from tellapart.files import check_folder, write_text
     from tellapart.recipe import copy_recipe
 
     text, file = copy_recipe(recipe), file or Path(recipe.name)
@@ -467,6 +472,7 @@ def copy(
         return
     if file.exists():
         raise RecipeError(f"{file}: already exists; name another file, or delete this one first")
+    check_folder(file.parent)
     write_text(file, text)
     print(f"wrote {file}; 'tellapart train {file}' trains it")
 

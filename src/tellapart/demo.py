@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from tellapart.evaluation.compare import compare
-from tellapart.pages.report import write_report
+from tellapart.pages.report import check_report_folder, write_report
 from tellapart.pages.tables import print_comparison
 from tellapart.progress import duration
 from tellapart.recipe import Recipe, recipes_folder
@@ -25,6 +25,7 @@ def run_demo(folder: Path, budget: str = "laptop") -> Path:
 
     Everything is written to `folder`; an interrupted demo continues when called again.
     """
+    check_report_folder(folder)
     began = time.monotonic()
     runs: dict[str, Run] = {}
     for label, name in RECIPES.items():

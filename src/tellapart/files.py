@@ -1,31 +1,84 @@
-"""Atomic writes, reads with clear errors, digests, and derived files that are made once."""
+"""Atomic writes, reads with clear errors, digests, and derived files that are made once.
+
+Files are written under a temporary name in the same folder, `.tellapart-` and 16 random hex digits, and then renamed.
+Nothing else is removed or replaced unless tellapart wrote it; `check_output` is the rule.
+"""
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
+import re
+import secrets
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from tellapart.errors import DataError
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
+_TEMPORARY = re.compile(r"\.tellapart-[0-9a-f]{16}")
+# In every page that tellapart writes.
+GENERATOR = '<meta name="generator" content="tellapart">'
+# Larger JSON files are not results of tellapart.
+_LARGEST_RESULT = 1 << 28
+
+
+def temporary_path(path: Path) -> Path:
+    """A new hidden name in the same folder; no two calls give the same one."""
+    return path.with_name(f".tellapart-{secrets.token_hex(8)}")
+
+
+def is_temporary(path: Path) -> bool:
+    """Whether the name is one of `temporary_path`."""
+    return _TEMPORARY.fullmatch(path.name) is not None
+
+
+def remove_temporary_files(folder: Path) -> None:
+    """Remove the unfinished files and folders of killed processes; call it only if no other process writes here."""
+    for path in folder.iterdir():
+        if is_temporary(path):
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
 
 @contextmanager
 def new_file(path: Path) -> Iterator[Path]:
-    """Write to the temporary path given; then it is flushed and renamed. A reader sees the old file or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    """Write to the temporary path given; then it is flushed and renamed. A reader sees the old file or the new one.
+
+    If it cannot be written, the `OSError` names `path`.
+    """
+    path = Path(os.path.realpath(path))  # a symbolic link stays one
+    temporary = temporary_path(path)
+    with _errors_name(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            yield temporary
+            _flush_file(temporary)
+            os.replace(temporary, path)
+            _flush_folder(path.parent)
+        finally:
+            with suppress(OSError):
+                temporary.unlink()
+
+
+@contextmanager
+def _errors_name(path: Path) -> Iterator[None]:
+    """Errors of the system name this path, not a temporary one or none."""
     try:
-        yield temporary
-        _flush_file(temporary)
-        os.replace(temporary, path)
-        _flush_folder(path.parent)
-    finally:
-        temporary.unlink(missing_ok=True)
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror or str(error), str(path)) from error
 
 
 def write_text(path: Path, text: str) -> None:
@@ -87,7 +140,7 @@ def find_or_make(path: Path, made_from: Any, make: Callable[[], dict[str, Any]])
     """Read a derived JSON file if it was made from the same inputs, else make and write it.
 
     A file made from other inputs is removed before `make` is called, so that an interrupted call never leaves it beside
-    newer files that `make` has written.
+    newer files that `make` has written. It is an error if the folder cannot be written; `make` is then not called.
 
     Args:
         path: the file.
@@ -101,7 +154,8 @@ def find_or_make(path: Path, made_from: Any, make: Callable[[], dict[str, Any]])
             raise DataError(f"{path}: was not written by tellapart and is not overwritten; write to another folder")
         if found["made_from"] == digest:
             return found
-        path.unlink()
+    check_folder(path.parent)
+    path.unlink(missing_ok=True)
     content = {"made_from": digest, **make()}
     write_json(path, content)
     return content
@@ -115,7 +169,8 @@ def find_or_make_rows(path: Path, made_from: Any, make: Callable[[], list[Any]])
             raise DataError(f"{path}: was not written by tellapart and is not overwritten; move it away")
         if mark.read_text(encoding="utf-8") == digest:
             return read_jsonl(path)
-        path.unlink()
+    check_folder(path.parent)
+    path.unlink(missing_ok=True)
     rows = make()
     write_text(mark, digest)
     write_jsonl(path, rows)
@@ -124,20 +179,24 @@ def find_or_make_rows(path: Path, made_from: Any, make: Callable[[], list[Any]])
 
 @contextmanager
 def new_folder(path: Path) -> Iterator[Path]:
-    """Fill a folder under a temporary name; rename it when the block succeeds."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
-    try:
-        yield temporary
-        for file in temporary.rglob("*"):
-            if file.is_file():
-                _flush_file(file)
-        _replace_folder(temporary, path)
-        _flush_folder(path.parent)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    """Fill a folder under a temporary name; rename it when the block succeeds.
+
+    A folder that has the name is replaced: check before that tellapart wrote it.
+    """
+    path = Path(os.path.realpath(path))
+    temporary = temporary_path(path)
+    with _errors_name(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.mkdir()
+        try:
+            yield temporary
+            for file in temporary.rglob("*"):
+                if file.is_file():
+                    _flush_file(file)
+            _replace_folder(temporary, path)
+            _flush_folder(path.parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _flush_file(path: Path) -> None:
@@ -157,17 +216,122 @@ def _flush_folder(folder: Path) -> None:
 
 def _replace_folder(new: Path, path: Path) -> None:
     """Rename a folder; a folder that had the name is deleted only after that has succeeded."""
-    old = path.with_name(f"{path.name}.old")
-    if path.exists():
-        shutil.rmtree(old, ignore_errors=True)
-        os.replace(path, old)
+    old = temporary_path(path)
+    if path.is_dir():
+        with suppress(FileNotFoundError):  # moved by another process
+            os.replace(path, old)
     try:
         os.replace(new, path)
-    except OSError:
-        if old.exists():
-            os.replace(old, path)
-        raise
+    except OSError as error:
+        if error.errno in (errno.ENOTEMPTY, errno.EEXIST) and path.is_dir():  # made by another process
+            _replace_folder(new, path)
+        else:
+            if old.exists():
+                os.replace(old, path)
+            raise
     shutil.rmtree(old, ignore_errors=True)
+
+
+@contextmanager
+def lock(path: Path, wait: bool = True) -> Iterator[bool]:
+    """Lock a file, which is created, while the block runs; the system releases the lock of a killed process.
+
+    Gives whether it is locked. That is false if another process has the lock and `wait` is false.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w") as handle:
+        locked = True
+        if fcntl is not None:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                locked = False
+            except OSError:  # a file system without locks
+                pass
+        yield locked
+
+
+# --- outputs ----------------------------------------------------------------------------------------------------------
+
+
+def check_output(path: Path, *marks: str, inputs: Iterable[str | Path] = (), reuse: bool = False) -> None:
+    """Raise unless a result can be written to this file. Call it before long work.
+
+    A file can be written if it is new, or if it exists and `is_result`. A file that is read is never written.
+
+    Args:
+        path: the file.
+        marks: what the file contains if tellapart wrote it; see `is_result`.
+        inputs: files that are read.
+        reuse: the file may be used as it is: if it exists, its folder need not be writable.
+    """
+    real = Path(os.path.realpath(path))
+    if real in [Path(os.path.realpath(one)) for one in inputs]:
+        raise DataError(f"{path}: is an input and is not overwritten; choose another --out")
+    try:
+        if real.is_dir():
+            raise DataError(f"{path}: this is a folder, and a file is needed; choose another --out")
+        if real.exists() and not is_result(real, *marks):
+            raise DataError(f"{path}: exists and was not written by tellapart; choose another --out")
+    except OSError as error:
+        raise DataError(f"{path}: cannot be written ({error.strerror}); choose another --out") from None
+    if not (reuse and real.exists()):
+        check_folder(path.parent)
+
+
+def check_folder(folder: Path) -> None:
+    """Raise unless files can be written into this folder, which may not exist yet; nothing is left behind."""
+    place = Path(os.path.realpath(folder))
+    try:
+        while not place.exists():
+            place = place.parent
+        if not place.is_dir():
+            raise DataError(f"{place}: this is a file, and a folder is needed; choose another one")
+        probe = temporary_path(place / "probe")
+        try:
+            with open(probe, "xb") as handle:
+                handle.write(bytes(4096))  # an empty file can be made on a full disk too
+                handle.flush()
+                os.fsync(handle.fileno())
+        finally:
+            with suppress(OSError):
+                probe.unlink()
+    except OSError as error:
+        raise DataError(
+            f"{folder}: files cannot be written here ({error.strerror or error}); make room or choose another folder"
+        ) from None
+
+
+def is_result(path: Path, *marks: str) -> bool:
+    """Whether tellapart may have written this file, judged by its content; an empty file counts too.
+
+    A page (`.html`, `.md`) contains all marks. Other files are JSON or JSONL: the object, or the first row, has all
+    marks as keys. `a|b` stands for one of two keys.
+    """
+    if not path.is_file():
+        return False
+    if path.stat().st_size == 0:
+        return True
+    try:
+        with open(path, encoding="utf-8") as handle:
+            if path.suffix in (".html", ".md"):
+                text = handle.read(_LARGEST_RESULT)
+                return all(mark in text for mark in marks)
+            line = handle.readline(_LARGEST_RESULT)
+            value = json.loads(line if _is_json(line) else line + handle.read(_LARGEST_RESULT))
+    except (ValueError, RecursionError):  # not UTF-8, not JSON, or nested too deep
+        return False
+    if isinstance(value, list) and value:
+        value = value[0]
+    return isinstance(value, dict) and all(any(key in value for key in mark.split("|")) for mark in marks)
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except json.JSONDecodeError:
+        return False
+    return True
 
 
 def digest_of(value: Any) -> str:

@@ -25,7 +25,7 @@ from tellapart import registry
 from tellapart.encoders import open_encoder
 from tellapart.encoders.base import EncoderIdentity, ImageEncoder
 from tellapart.errors import DataError, RunError
-from tellapart.files import digest_of_file, new_folder, read_json, write_json, write_text
+from tellapart.files import check_folder, digest_of_file, is_result, new_folder, read_json, write_json, write_text
 from tellapart.text import SPECIALS, Vocabulary
 
 if TYPE_CHECKING:
@@ -133,9 +133,15 @@ class Model(nn.Module, ABC):
             folder: a new folder, or an existing model folder, which is replaced.
         """
         check_replaceable(Path(folder))
-        with new_folder(Path(folder)) as new:
-            write_model(self, new)
-            self.write_encoder(new)
+        try:
+            with new_folder(Path(folder)) as new:
+                write_model(self, new)
+                self.write_encoder(new)
+        except (OSError, SafetensorError) as error:
+            reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+            raise RunError(
+                f"{folder}: the model could not be written ({reason}); make room or choose another folder"
+            ) from None
 
     @property
     def device(self) -> torch.device:
@@ -159,13 +165,16 @@ def write_model(model: Model, folder: Path) -> None:
 
 
 def check_replaceable(folder: Path) -> None:
-    """Raise an error unless the folder is new, empty or a model folder."""
+    """Raise an error unless the folder is new, empty or a model folder, and can be written."""
     if folder.exists() and not folder.is_dir():
         raise RunError(f"{folder}: this is a file; choose a new folder")
     names = {path.name for path in folder.iterdir()} if folder.exists() else set()
-    others = sorted(names - FILES) or sorted(names if "model.json" not in names else [])
+    others = sorted(names - FILES)
+    if names and not others and not is_result(folder / "model.json", "format", "encoder", "|".join(EVALUATED_BY)):
+        others = sorted(names)
     if others:
         raise RunError(f"{folder}: is not a model folder (it holds {others[0]}); choose a new folder")
+    check_folder(folder.parent)
 
 
 def load_model(folder: str | Path, kind: str, overrides: dict[str, Any] | None = None) -> Any:

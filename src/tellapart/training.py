@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,17 +25,21 @@ from tellapart.engine.processes import on_first, open_fabric
 from tellapart.errors import RecipeError, RunError
 from tellapart.evaluation.hard_negatives import likely_captions
 from tellapart.evaluation.validation import measure_captions, measure_retrieval
-from tellapart.files import digest_of, digest_of_file, read_json, write_json, write_text
+from tellapart.files import (
+    check_folder,
+    digest_of,
+    digest_of_file,
+    is_temporary,
+    lock,
+    read_json,
+    write_json,
+    write_text,
+)
 from tellapart.models import Model, load_model, model_digest
 from tellapart.objectives.base import Objective, Roles
 from tellapart.progress import OnProgress, show_progress
 from tellapart.recipe import Recipe, Upstream, read_recipe
 from tellapart.run import Run, check_run_folder, open_run
-
-try:
-    import fcntl
-except ImportError:  # Windows
-    fcntl = None  # type: ignore[assignment]
 
 T = TypeVar("T")
 
@@ -124,38 +128,35 @@ def run_recipe(
     fabric = open_fabric(recipe.training.precision)
     first = fabric.global_rank == 0
     shown = (on_progress or show_progress()) if first else None
+    if out is not None:
+        on_first(fabric, lambda: _check_run_folder(out, finished=(out / "run.json").exists()))
     prepared = _first_then_others(fabric, lambda: prepare(recipe.data, shown))
     upstreams = _upstreams(recipe, runs, on_progress)
     made_from = _made_from(recipe, prepared, upstreams)
     key = digest_of(made_from)
     folder = out or runs / f"{recipe.name}-{key[:8]}"
-    state_path = folder / "run.json"
     fabric.barrier()
-    if state_path.exists():
-        state = read_json(state_path, "run state")
-        # Without a checkpoint the folder's recipe may be a mistake; it is replaced.
-        if state["key"] != key and (folder / "checkpoints").exists():
-            changed = [part for part in made_from if state["made_from"].get(part) != made_from[part]]
-            raise RunError(
-                f"{folder}: holds another run (changed: {', '.join(changed)}); "
-                "choose another --out or remove the folder"
-            )
-        if state["finished"]:
-            on_first(fabric, lambda: _write_recipe(recipe, upstreams, folder))  # its decoding may have changed
-            return Run(folder, recipe)
-    elif folder.is_dir() and any(folder.iterdir()):
-        raise RunError(f"{folder}: this folder is not empty and is not a run folder; choose an empty or new one")
+    if _is_finished(folder, key, made_from):
+        on_first(fabric, lambda: _write_recipe(recipe, upstreams, folder))  # its decoding may have changed
+        return Run(folder, recipe)
+    on_first(fabric, lambda: _check_run_folder(folder))
     objective, sources = _build(recipe, prepared, upstreams, fabric, shown)
     fabric.barrier()  # all processes have read the folder before one writes to it
-    state = {"key": key, "made_from": made_from, "finished": False}
-
-    def begin() -> None:
-        _write_recipe(recipe, upstreams, folder)
-        write_json(state_path, state)
-
-    on_first(fabric, begin)
+    state_path, state = folder / "run.json", {"key": key, "made_from": made_from, "finished": False}
     began = time.monotonic()
-    with _lock(folder) if first else nullcontext():
+    with ExitStack() as held:
+
+        def begin() -> bool:
+            """Lock the folder and describe the run in it; false if another process has just finished this run."""
+            held.enter_context(_lock(folder))
+            if _is_finished(folder, key, made_from):
+                return False
+            write_json(state_path, state)
+            _write_recipe(recipe, upstreams, folder)
+            return True
+
+        if not on_first(fabric, begin):
+            return Run(folder, recipe)
         trainer = Trainer(
             objective,
             sources["train"],
@@ -167,10 +168,39 @@ def run_recipe(
             measure=_measure(recipe, objective, prepared),
         )
         trainer.run(f"training {recipe.name}")
-    seconds = round(time.monotonic() - began, 1)
-    finished = {**state, "finished": True, "seconds_of_last_session": seconds}
-    on_first(fabric, lambda: write_json(state_path, finished))
+        seconds = round(time.monotonic() - began, 1)
+        finished = {**state, "finished": True, "seconds_of_last_session": seconds}
+        on_first(fabric, lambda: write_json(state_path, finished))
     return Run(folder, recipe)
+
+
+def _is_finished(folder: Path, key: str, made_from: Mapping[str, Any]) -> bool:
+    """Whether the folder holds this run, finished; another run in it is an error."""
+    if not (folder / "run.json").exists():
+        return False
+    state = read_json(folder / "run.json", "run state")
+    # Without a checkpoint the folder's recipe may be a mistake; it is replaced.
+    if state["key"] != key and (folder / "checkpoints").exists():
+        changed = [part for part in made_from if state["made_from"].get(part) != made_from[part]]
+        raise RunError(
+            f"{folder}: holds another run (changed: {', '.join(changed)}); choose another --out or remove the folder"
+        )
+    return bool(state["finished"])
+
+
+def _check_run_folder(folder: Path, finished: bool = False) -> None:
+    """Raise unless a training can be written to this folder: it is new, empty or a run folder.
+
+    Args:
+        folder: the folder.
+        finished: whether the run in it may be finished, so that nothing is written.
+    """
+    # Another process may begin at the same time; it makes `.lock` first and `run.json` next.
+    names = {path.name for path in folder.iterdir() if not is_temporary(path)} if folder.is_dir() else set()
+    if names - {".lock"} and "run.json" not in names:
+        raise RunError(f"{folder}: this folder is not empty and is not a run folder; choose an empty or new one")
+    if not finished:
+        check_folder(folder)
 
 
 # --- what decides a run -----------------------------------------------------------------------------------------------
@@ -369,14 +399,9 @@ def _measure(recipe: Recipe, objective: Objective, prepared: Prepared) -> Measur
 @contextmanager
 def _lock(folder: Path) -> Iterator[None]:
     """Fail if another process is training in this folder; the lock is released when the process ends."""
-    with open(folder / ".lock", "w") as lock:
-        if fcntl is not None:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise RunError(
-                    f"{folder}: another process is training here; wait for it or choose another --out"
-                ) from None
+    with lock(folder / ".lock", wait=False) as locked:
+        if not locked:
+            raise RunError(f"{folder}: another process is training here; wait for it or choose another --out")
         yield
 
 

@@ -6,6 +6,8 @@ import json
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -197,6 +199,32 @@ def test_two_processes_write_what_one_writes(dataset: Dataset, tmp_path: Path) -
     assert same_store(tmp_path / "store", tmp_path / "whole")
 
 
+def test_processes_prepare_new_scenes_in_parts(tmp_path: Path) -> None:
+    """Both render the scenes, each encodes its part, and the last one finishes the store."""
+    code = """
+import sys
+from tellapart.data import features
+from tellapart.data.prepare import prepare_part
+from tellapart.data.settings import DataSettings
+features.SHARD = 4
+settings = DataSettings(source="scenes", scenes={"train": 12, "val": 4, "test": 4}, prepared=sys.argv[1])
+print(prepare_part(settings, features.Part.parse(sys.argv[2])) is not None)
+"""
+    command = [sys.executable, "-c", code, str(tmp_path / "prepared")]
+    running = [
+        subprocess.Popen([*command, f"{number}/3"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for number in (1, 2, 3)
+    ]
+    printed = [process.communicate() for process in running]
+    assert [process.returncode for process in running] == [0, 0, 0], printed
+    assert "True\n" in [out for out, _ in printed]
+    (manifest,) = (tmp_path / "prepared").rglob("manifest.json")
+    store = FeatureStore.open(manifest.parent)
+    assert store.skipped == frozenset()
+    assert (store.pooled(range(20)) != 0).any(axis=1).all()
+    assert sorted(path.name for path in manifest.parent.iterdir()) == ["features.npy", "manifest.json"]
+
+
 def test_parts_one_after_the_other(dataset: Dataset, tmp_path: Path) -> None:
     write_store(tmp_path / "whole", dataset, FakeEncoder())
     encoders = [FakeEncoder() for _ in range(3)]
@@ -376,6 +404,16 @@ def test_a_damaged_store_is_refused(dataset: Dataset, tmp_path: Path) -> None:
     os.unlink(folder / "features.npy")
     with pytest.raises(StoreError, match=r"store: features\.npy cannot be read"):
         FeatureStore.open(folder)
+
+
+def test_folders_of_the_users_are_not_removed(dataset: Dataset, tmp_path: Path) -> None:
+    notes = tmp_path / "store" / "writing-notes" / "letter.txt"
+    notes.parent.mkdir(parents=True)
+    notes.write_text("mine", encoding="utf-8")
+    write_store(tmp_path / "store", dataset, FakeEncoder())
+    names = sorted(path.name for path in (tmp_path / "store").iterdir())
+    assert names == ["features.npy", "manifest.json", "writing-notes"]
+    assert notes.read_text(encoding="utf-8") == "mine"
 
 
 def test_no_store(tmp_path: Path) -> None:

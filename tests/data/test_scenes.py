@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
@@ -16,6 +18,7 @@ from PIL import Image, ImageChops
 from tellapart.data import scenes
 from tellapart.data.scenes import Scene, SceneRecord, make_scenes, render, scenes_digest, write_scenes
 from tellapart.data.scenes.world import VARIATIONS, is_sensible, layout
+from tellapart.errors import DataError
 
 FROZEN_DIGEST = "c39574b3e3e9a2caf140176c9b5b4bded4cc9374334ea5cab3e971e84cfc8e80"
 FROZEN_PIXELS = "b72839dc07c17bdb1fcb7cc1efa80725b27630bb115796b397971657d76995c0"
@@ -414,7 +417,7 @@ def test_written_data_set_has_the_karpathy_layout(tmp_path: Path) -> None:
             assert sentence["tokens"] == sentence["raw"].lower().replace(".", "").replace(",", "").split()
         with Image.open(path.parent / image["filepath"] / image["filename"]) as picture:
             assert picture.convert("RGB").tobytes() == render(record.scene).tobytes()
-    assert not list(path.parent.rglob("*.part"))
+    assert not list(path.parent.rglob(".tellapart-*"))
 
 
 def test_interrupted_writing_is_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -439,6 +442,39 @@ def test_interrupted_writing_is_resumed(tmp_path: Path, monkeypatch: pytest.Monk
     assert write_scenes(tmp_path, 8, 1, 1) == path
     assert path.stat().st_mtime_ns == before
     assert len(rendered) == 10
+
+
+def test_several_processes_write_the_same_scenes(tmp_path: Path) -> None:
+    code = f"""
+from pathlib import Path
+from tellapart.data.scenes import write_scenes
+write_scenes(Path({str(tmp_path / "many")!r}), 60, 10, 10)
+"""
+    running = [subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True) for _ in range(3)]
+    for process in running:
+        assert process.communicate()[1] == ""
+        assert process.returncode == 0
+    write_scenes(tmp_path / "one", 60, 10, 10)
+    one, many = (
+        {str(path.relative_to(tmp_path / name)): path.read_bytes() for path in (tmp_path / name).rglob("*.*")}
+        for name in ("one", "many")
+    )
+    assert one == many
+
+
+def test_files_of_the_users_are_not_removed(tmp_path: Path) -> None:
+    mine = tmp_path / "mine" / "dataset.json"
+    mine.parent.mkdir()
+    mine.write_text('{"dataset": "mine", "images": []}', encoding="utf-8")
+    with pytest.raises(DataError, match=r"dataset\.json: exists and was not written by tellapart"):
+        write_scenes(mine.parent, 3, 1, 1)
+    picture = tmp_path / "other" / "images" / "val-00000.png"
+    picture.parent.mkdir(parents=True)
+    picture.write_bytes(b"mine")
+    with pytest.raises(DataError, match=r"val-00000\.png: exists and was not written by tellapart"):
+        write_scenes(tmp_path / "other", 3, 1, 1)
+    assert mine.read_text(encoding="utf-8") == '{"dataset": "mine", "images": []}'
+    assert picture.read_bytes() == b"mine"
 
 
 def test_images_of_another_seed_are_not_kept(tmp_path: Path) -> None:

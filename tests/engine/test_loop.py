@@ -194,7 +194,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
     assert checkpoint_path(run, "last").name == "step-3"
-    assert not list((run / "checkpoints").glob("*.tmp"))
+    assert not list((run / "checkpoints").glob(".tellapart-*"))
     train(objective_of("likelihood", make_captioner), tiny_data, run, steps=6, **chosen)
     train(objective_of("likelihood", make_captioner), tiny_data, tmp_path / "straight", steps=6, **chosen)
     one, other = (load_captioner(folder).state_dict() for folder in (run, tmp_path / "straight"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import random
 import re
@@ -18,6 +19,7 @@ from tellapart import cli
 from tellapart.data.records import Record
 from tellapart.errors import DataError
 from tellapart.evaluation import caption_scorer
+from tellapart.evaluation import evaluate as module
 from tellapart.evaluation.caption_files import match_ids, read_captions
 from tellapart.evaluation.evaluate import evaluate as evaluate_captions
 from tellapart.metrics import bleu_scores, evaluate, tokenize
@@ -321,9 +323,58 @@ def test_the_same_twice(data: str, tmp_path: Path) -> None:
 
 def test_a_file_of_the_users_is_not_overwritten(data: str, tmp_path: Path) -> None:
     path, mine = write(tmp_path / "captions.json", CAPTIONS), write(tmp_path / "scores.json", {"mine": 1})
-    with pytest.raises(DataError, match=r"scores\.json: was not written by tellapart"):
+    with pytest.raises(DataError, match=r"scores\.json: exists and was not written by tellapart"):
         evaluate_captions(path, data, metrics=METRICS)
     assert json.loads(mine.read_text(encoding="utf-8")) == {"mine": 1}
+
+
+@pytest.mark.parametrize("split", ["test", "val"])
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("scores", '{"mine": 1}'),
+        ("per_image", '{"id": "0", "caption": "a file of captions"}'),
+        ("differences", "notes"),
+    ],
+)
+def test_outputs_are_checked_before_the_work(
+    data: str, tmp_path: Path, name: str, content: str, split: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "CaptionScorer", lambda *_: pytest.fail("measured before the outputs were checked"))
+    monkeypatch.setattr(module, "captions_of_images", lambda *_: [])
+    path = write(tmp_path / "captions.json", CAPTIONS)
+    ending = "jsonl" if name == "per_image" else "json"
+    mine = tmp_path / "out" / (f"{name}.{ending}" if split == "test" else f"{name}-{split}.{ending}")
+    mine.parent.mkdir()
+    mine.write_text(content, encoding="utf-8")
+    with pytest.raises(DataError, match=rf"{mine.name}: exists and was not written by tellapart"):
+        evaluate_captions(path, data, split=split, out=mine.parent, against=path)
+    mine.rename(tmp_path / "file")
+    with pytest.raises(DataError, match="file: this is a file, and a folder is needed"):
+        evaluate_captions(path, data, split=split, out=tmp_path / "file")
+    assert (tmp_path / "file").read_text(encoding="utf-8") == content
+    assert not list(mine.parent.iterdir())
+
+
+def test_differences_of_the_users_do_not_matter_alone(data: str, tmp_path: Path) -> None:
+    path, mine = write(tmp_path / "captions.json", CAPTIONS), write(tmp_path / "differences.json", {"mine": 1})
+    evaluate_captions(path, data, metrics=["cider"])
+    assert json.loads(mine.read_text(encoding="utf-8")) == {"mine": 1}
+
+
+def test_a_finished_evaluation_is_found_in_a_read_only_folder(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "captions.json", CAPTIONS)
+    found = evaluate_captions(path, data, metrics=["cider"])
+
+    def read_only(*_: Any) -> int:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("os.fsync", read_only)
+    assert evaluate_captions(path, data, metrics=["cider"]) == found
+    with pytest.raises(DataError, match=r"files cannot be written here \(Read-only file system\)"):
+        evaluate_captions(path, data, metrics=["bleu"])
 
 
 def test_consensus_keeps_the_best_captions(tmp_path: Path) -> None:
@@ -362,9 +413,9 @@ def test_captions_are_not_overwritten(data: str, tmp_path: Path) -> None:
     evaluate_captions(write(tmp_path / "captions.json", CAPTIONS), data, metrics=METRICS)
     rows = tmp_path / "per_image.jsonl"
     before = rows.read_text(encoding="utf-8")
-    with pytest.raises(DataError, match=r"per_image\.jsonl: the figures would be written over this file.*--out"):
+    with pytest.raises(DataError, match=r"per_image\.jsonl: is an input and is not overwritten; choose another --out"):
         evaluate_captions(rows, data, metrics=METRICS)
-    with pytest.raises(DataError, match=r"per_image\.jsonl: the figures would be written over this file"):
+    with pytest.raises(DataError, match=r"per_image\.jsonl: is an input and is not overwritten"):
         evaluate_captions(tmp_path / "captions.json", data, against=rows, metrics=METRICS)
     assert rows.read_text(encoding="utf-8") == before
     again = evaluate_captions(rows, data, out=tmp_path / "out", metrics=METRICS)

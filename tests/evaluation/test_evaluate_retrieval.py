@@ -16,7 +16,7 @@ from tellapart import cli
 from tellapart.data.features import Part
 from tellapart.data.prepare import Prepared
 from tellapart.engine import loop
-from tellapart.errors import RecipeError, RunError
+from tellapart.errors import DataError, RecipeError, RunError
 from tellapart.evaluation import evaluate_retrieval as module
 from tellapart.evaluation.compare import compare
 from tellapart.evaluation.evaluate import self_retrieval_study
@@ -254,6 +254,25 @@ def test_the_command_and_the_gallery(
     )
     for query in measured.shown["texts"]:
         assert query["caption"] in page
+
+
+def test_outputs_of_the_users_are_refused_at_once(
+    ranking: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "rank_split", lambda *_: pytest.fail("ranked before the outputs were checked"))
+    for name in ("retrieval-val.json", "retrieval_images-val.jsonl", "retrieval_captions-val.jsonl"):
+        mine = tmp_path / name
+        mine.write_text('{"mine": 1}', encoding="utf-8")
+        with pytest.raises(DataError, match=rf"{name}: exists and was not written by tellapart"):
+            evaluate_retrieval(ranking, "val", out=tmp_path)
+        assert mine.read_text(encoding="utf-8") == '{"mine": 1}'
+        mine.unlink()
+    (tmp_path / "gallery-val.html").write_text("<p>mine</p>", encoding="utf-8")
+    with pytest.raises(DataError, match=r"gallery-val\.html: exists and was not written by tellapart"):
+        cli.evaluate_retrieval(ranking.folder, "val", gallery=True, out=tmp_path)
+    with pytest.raises(DataError, match=r"gallery-val\.html: this is a file, and a folder is needed"):
+        evaluate_retrieval(ranking, "val", out=tmp_path / "gallery-val.html")
+    assert [path.name for path in tmp_path.iterdir()] == ["gallery-val.html"]
 
 
 def test_captions_in_the_gallery_are_only_text(ranking: Run, tmp_path: Path) -> None:

@@ -440,6 +440,26 @@ def test_the_command_in_parts(
         cli.self_retrieval(tmp_path / "a", part="3/2")
 
 
+def test_outputs_are_checked_before_the_ranking(
+    runs: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(judge, "self_retrieval_part", lambda *_: pytest.fail("ranked before the outputs were checked"))
+    a, _ = runs.values()
+    rows = [{"id": record.id, "caption": "a house", "log_prob": 0.0, "rank": 1} for record in DATASET.split("train")]
+    write_jsonl(tmp_path / "out" / "ranks.jsonl", rows)
+    with pytest.raises(DataError, match=r"ranks\.jsonl: is an input and is not overwritten"):
+        self_retrieval_study(a, captions=tmp_path / "out" / "ranks.jsonl", split="train", out=tmp_path / "out")
+    (tmp_path / "out" / "self_retrieval.json").write_text("[1]", encoding="utf-8")
+    with pytest.raises(DataError, match=r"self_retrieval\.json: exists and was not written by tellapart"):
+        self_retrieval_study(a, split="train", out=tmp_path / "out")
+    with pytest.raises(DataError, match=r"ranks\.jsonl: this is a file, and a folder is needed"):
+        self_retrieval_study(a, split="train", out=tmp_path / "out" / "ranks.jsonl")
+    (a.folder / "ranks").write_text("mine", encoding="utf-8")
+    with pytest.raises(DataError, match=r"ranks: this is a file, and a folder is needed"):
+        self_retrieval_study(a, split="train", out=tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
 def test_an_ensemble_as_the_judge(runs: dict[str, Any]) -> None:
     a, b = runs.values()
     found = self_retrieval_study(a, under=[a, b], split="train")

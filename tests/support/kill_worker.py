@@ -55,13 +55,13 @@ def main(run: Path, saves: int, seed: int) -> None:
             assert os.WEXITSTATUS(status) == 0, "a life ended by itself, and not well"
             break
         deaths += 1
-        torn += any((run / "checkpoints").glob("*.tmp")) if run.exists() else 0
+        torn += any((run / "checkpoints").glob(".tellapart-*")) if run.exists() else 0
         for folder in (run / "checkpoints").glob("step-*[0-9]"):
             load_captioner(folder)
             assert load_trainer_state(folder)["step"] == int(folder.name.removeprefix("step-"))
         if has_checkpoint(run):
             assert checkpoint_path(run, "last").is_dir()
-    left = [path.name for path in (run / "checkpoints").iterdir() if ".tmp" in path.name or ".old" in path.name]
+    left = [path.name for path in (run / "checkpoints").iterdir() if path.name.startswith(".tellapart-")]
     assert not left, left
     print(f"deaths {deaths}, in the middle of a checkpoint {torn}")
 

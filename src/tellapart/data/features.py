@@ -16,6 +16,7 @@ import shutil
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ from tellapart.data.images import load_image
 from tellapart.data.records import Dataset, Record
 from tellapart.encoders.base import EncoderIdentity, ImageEncoder
 from tellapart.errors import DataError, StoreError
-from tellapart.files import digest_of, read_json, read_jsonl, write_json, write_jsonl
+from tellapart.files import digest_of, read_json, read_jsonl, temporary_path, write_json, write_jsonl
 
 SHARD = 256
 BATCH = 16
@@ -163,7 +164,8 @@ def write_store(
 def _lay_out(work: Path, plan: dict[str, Any]) -> Path:
     """Create an empty array of the planned size, unless another process has."""
     work.mkdir(parents=True, exist_ok=True)
-    array, temporary = work / "features.npy", work / f".features.{os.getpid()}.tmp"
+    array = work / "features.npy"
+    temporary = temporary_path(array)
     if not array.exists():
         try:
             # A sparse file: only the header is written.
@@ -301,9 +303,9 @@ def _finish(
     else:
         (folder / "skipped.jsonl").unlink(missing_ok=True)  # left by an earlier call, before the pictures were fixed
     _check_skipped(folder, len(skipped), len(dataset), max_skipped)
-    if (work / "features.npy").exists():
+    with suppress(FileNotFoundError):  # moved by an earlier call or by another process
         os.replace(work / "features.npy", folder / "features.npy")
     write_json(folder / "manifest.json", {**plan, "skipped": [row["id"] for row in skipped]})
-    for left in folder.glob("writing-*"):
+    for left in folder.glob(f"writing-{16 * '[0-9a-f]'}"):
         shutil.rmtree(left, ignore_errors=True)
     return FeatureStore.open(folder)

@@ -14,7 +14,7 @@ import torch
 from PIL import Image, ImageDraw, ImageFont
 
 from tellapart.decoding.base import Decodable
-from tellapart.errors import RecipeError
+from tellapart.errors import DataError, RecipeError
 from tellapart.files import new_folder
 from tellapart.text import END, PAD
 
@@ -22,6 +22,8 @@ from tellapart.text import END, PAD
 SIDE, LINE, COLUMNS = 240, 26, 5
 # Brightness of image parts without attention.
 DARK = 0.15
+# The files of a caption.
+_NAME = re.compile(r"\d{2,}-\w*\.png|sheet\.png")
 
 
 @dataclass(frozen=True)
@@ -89,14 +91,25 @@ def overlay(picture: Image.Image, weights: np.ndarray) -> Image.Image:
     return Image.fromarray(seen.round().astype(np.uint8))
 
 
+def check_overlay_folder(folder: Path) -> None:
+    """Raise unless the folder is new, empty, or holds only files of `write_overlays`."""
+    if not folder.exists():
+        return
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else [folder.name]
+    others = [name for name in names if not _NAME.fullmatch(name)] or (names if "sheet.png" not in names else [])
+    if others:
+        raise DataError(f"{folder}: was not written by tellapart (it holds {others[0]}); choose another --overlay")
+
+
 def write_overlays(picture: Image.Image, words: Sequence[WordAttention], folder: Path) -> None:
     """Write `01-WORD.png`, `02-WORD.png`, … and `sheet.png`, which shows all of them with their words.
 
     Args:
         picture: the captioned image.
         words: of the caption, from `attention_maps`.
-        folder: is made or replaced.
+        folder: a new folder, or an earlier one of this function, which is replaced.
     """
+    check_overlay_folder(folder)
     picture = picture.convert("RGB")
     picture.thumbnail((SIDE, SIDE))
     cells = [("", picture), *((_label(word), overlay(picture, word.weights)) for word in words)]

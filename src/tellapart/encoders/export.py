@@ -51,7 +51,7 @@ def _export(path: Path, grid: torch.nn.Module, size: int) -> None:
 
     sample = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(0))
     path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder, warnings.catch_warnings():
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=".tellapart-") as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore")  # deprecation warnings of the exporter
         temporary = Path(folder) / path.name
         torch.onnx.export(

@@ -8,7 +8,7 @@ changed only after it is complete. Loading never unpickles arbitrary objects (`w
 from __future__ import annotations
 
 import os
-import shutil
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,12 @@ import torch
 from safetensors import SafetensorError
 
 from tellapart.errors import RunError
-from tellapart.files import new_folder, write_text
+from tellapart.files import new_folder, remove_temporary_files, temporary_path, write_text
 from tellapart.models import Model, write_model
 
 POINTERS = ("last", "best", "kept")
+# Other folders in `checkpoints/`, such as `step-2-backup`, are the user's.
+_STEP = re.compile(r"step-(0|[1-9][0-9]*)")
 
 
 def checkpoint_path(run: Path, pointer: str) -> Path:
@@ -49,21 +51,26 @@ def point(run: Path, pointer: str, name: str) -> None:
     write_text(run / "checkpoints" / pointer, name + "\n")
 
 
+def list_checkpoints(run: Path) -> list[Path]:
+    """All folders `checkpoints/step-N`, the newest last."""
+    steps = {path: _STEP.fullmatch(path.name) for path in (run / "checkpoints").iterdir() if path.is_dir()}
+    found = {path: int(match[1]) for path, match in steps.items() if match}
+    return sorted(found, key=found.__getitem__)
+
+
 def remove_old_checkpoints(run: Path, keep_last: int = 1) -> None:
-    """Keep the newest checkpoints and those with a pointer; also remove the unfinished files of a killed process."""
+    """Keep the newest checkpoints and those with a pointer; also remove the unfinished files of a killed process.
+
+    Call it only in the process that trains in this folder.
+    """
     folder = run / "checkpoints"
     wanted = {checkpoint_path(run, pointer).name for pointer in POINTERS if (folder / pointer).exists()}
-    complete = [path for path in folder.glob("step-*") if path.suffix not in (".tmp", ".old")]
-    newest = sorted(complete, key=lambda path: int(path.name.removeprefix("step-")))[-keep_last:]
-    wanted |= {path.name for path in newest}
-    for path in complete:
+    checkpoints = list_checkpoints(run)
+    wanted |= {path.name for path in checkpoints[-keep_last:]}
+    for path in checkpoints:
         if path.name not in wanted:  # renamed first, so that a half-removed folder is not used as a checkpoint
-            shutil.rmtree(folder / f"{path.name}.old", ignore_errors=True)
-            os.replace(path, folder / f"{path.name}.old")
-    for path in (*folder.glob("step-*.tmp"), *folder.glob("step-*.old")):
-        shutil.rmtree(path, ignore_errors=True)
-    for path in folder.glob(".*.tmp"):
-        path.unlink(missing_ok=True)
+            os.replace(path, temporary_path(path))
+    remove_temporary_files(folder)
 
 
 def load_trainer_state(checkpoint: Path) -> dict[str, Any]:

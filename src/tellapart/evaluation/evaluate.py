@@ -30,7 +30,7 @@ from tellapart.evaluation.caption_scorer import SAMPLES, SEED, CaptionScorer, Me
 from tellapart.evaluation.judge import CaptionRanks, Judge, rank_captions
 from tellapart.evaluation.self_retrieval import KS, SHOWN
 from tellapart.evaluation.similar_images import cider_between_similar, clip_scores_under, consensus_captions
-from tellapart.files import find_or_make, find_or_make_rows, read_jsonl, write_json, write_jsonl
+from tellapart.files import check_output, find_or_make, find_or_make_rows, read_jsonl, write_json, write_jsonl
 from tellapart.metrics import Interval, PairedDifference, summarize_ranks
 from tellapart.models import add_measured
 from tellapart.progress import ProgressLine
@@ -38,6 +38,8 @@ from tellapart.run import Run, open_run
 
 # The ranks in a row of `per_image.jsonl`, and what the figures made of them are called.
 RANKS = {"rank": "self_retrieval", "rank_under_judge": "under_judge"}
+# One of these is in every row of `per_image.jsonl`, unless only few figures are measured.
+FIGURES = "CIDEr|Bleu_1|METEOR|ROUGE_L|SPICE|CIDErBtw|rank|rank_under_judge"
 
 
 @dataclass(frozen=True)
@@ -93,8 +95,7 @@ class _Source:
     run: Run | None = None  # that wrote the captions
 
     def path(self, name: str) -> Path:
-        stem, dot, ending = name.partition(".")
-        return self.folder / (name if self.split == "test" else f"{stem}-{self.split}{dot}{ending}")
+        return _path(self.folder, name, self.split)
 
 
 def evaluate(
@@ -130,7 +131,7 @@ def evaluate(
         >>> found.corpus["CIDEr"], found.differences["CIDEr"].p_value                            # doctest: +SKIP
     """
     judge = open_judge(under) if under else None
-    source = _open(what, data, split, out)
+    source = _open(what, data, split, out, differences=against is not None)
     other = None if against is None else _open(against, data, split, None, source)
     if other is not None and other.dataset.digest != source.dataset.digest:
         raise RunError(f"{other.label} has other data than {source.label}; compare captions of the same images")
@@ -176,21 +177,32 @@ def open_judge(under: Sequence[Run | str | Path]) -> Judge:
 
 
 def _open(
-    what: Run | str | Path, data: str | None, split: str, out: str | Path | None, beside: _Source | None = None
+    what: Run | str | Path,
+    data: str | None,
+    split: str,
+    out: str | Path | None,
+    beside: _Source | None = None,
+    differences: bool = False,
 ) -> _Source:
-    """The captions of a run or a file; `beside` gives the data where they are compared with others."""
+    """The captions of a run or a file; `beside` gives the data where they are compared with others.
+
+    Raises at once if the results cannot be written, `differences.json` among them if asked for.
+    """
     if isinstance(what, Run) or Path(what).is_dir():
         run = what if isinstance(what, Run) else open_run(what)
         if data is not None and beside is None:
             raise RunError(f"{run.folder}: a run has its own data; --data is for files of captions")
-        captions = [group["captions"] for group in run_captions(run, split)]
         folder = run.folder if out is None else Path(out)
+        _check_outputs(folder, split, differences=differences)
+        captions = [group["captions"] for group in run_captions(run, split)]
         return _Source(str(run.folder), folder, run.data.dataset, split, captions, lambda: run.data, run)
     path = Path(what)
     folder = path.parent if out is None else Path(out)
     if not path.exists():
         raise DataError(f"{path}: this caption file does not exist; give a run folder or a file of captions")
-    _check_outputs(path, folder if beside is None else beside.folder, beside is not None)
+    if beside is None and (folder / "run.json").exists():
+        raise DataError(f"{folder}: a run folder keeps the run's own scores; name another one with --out")
+    _check_outputs(folder if beside is None else beside.folder, split, path, differences=differences or bool(beside))
     if beside is not None:
         dataset, prepared = beside.dataset, beside.prepared
     elif data is not None:
@@ -202,11 +214,21 @@ def _open(
     return _Source(str(path), folder, dataset, split, captions, prepared)
 
 
-def _check_outputs(path: Path, folder: Path, is_control: bool) -> None:
-    if path.resolve() in [(folder / name).resolve() for name in ("per_image.jsonl", "scores.json")]:
-        raise DataError(f"{path}: the figures would be written over this file; name another folder with --out")
-    if (folder / "run.json").exists() and not is_control:
-        raise DataError(f"{folder}: a run folder keeps the run's own scores; name another one with --out")
+def _check_outputs(folder: Path, split: str, *inputs: Path, differences: bool) -> None:
+    """Raise unless the files of an evaluation can be written into the folder."""
+    scores = _path(folder, "scores.json", split)
+    check_output(scores, "made_from", "corpus", inputs=inputs, reuse=True)
+    # Rows of captions without figures are someone's captions.
+    marks = () if scores.exists() else ("id", "caption|captions", FIGURES)
+    check_output(_path(folder, "per_image.jsonl", split), *marks, inputs=inputs, reuse=True)
+    if differences:
+        check_output(_path(folder, "differences.json", split), "captions", "against", "differences", inputs=inputs)
+
+
+def _path(folder: Path, name: str, split: str) -> Path:
+    """The path of a result; other splits than `test` are in its name."""
+    stem, dot, ending = name.partition(".")
+    return folder / (name if split == "test" else f"{stem}-{split}{dot}{ending}")
 
 
 def run_captions(run: Run, split: str, images: int | None = None) -> list[dict[str, Any]]:
@@ -405,6 +427,11 @@ def self_retrieval_study(
         The figures; `None` while other parts are missing.
     """
     judge = open_judge(under or [run])
+    names = "+".join(one.folder.name for one in judge.runs)
+    folder = out or run.folder / ("self-retrieval" if not under else f"self-retrieval-under-{names}")
+    inputs = [] if captions is None else [captions]
+    check_output(folder / "ranks.jsonl", "id", "caption", "log_prob|similarity", "rank", inputs=inputs)
+    check_output(folder / "self_retrieval.json", "judge", "split", "figures", inputs=inputs)
     judge.check_data(run.data.dataset, str(run.folder))
     records = run.data.dataset.split(split)[:images]
     if captions is None:
@@ -415,8 +442,6 @@ def self_retrieval_study(
     ranking = rank_captions(judge, ids, first, part=part)
     if ranking is None:
         return None
-    names = "+".join(one.folder.name for one in judge.runs)
-    folder = out or run.folder / ("self-retrieval" if not under else f"self-retrieval-under-{names}")
     rows = [
         {"id": id, "caption": caption, ranking.score_name: score, "rank": rank}
         for id, caption, score, rank in zip(ids, first, ranking.scores.tolist(), ranking.ranks.tolist(), strict=True)

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tellapart.data.prepare import Prepared
 from tellapart.errors import RunError
 from tellapart.evaluation.retrieval import RankedSplit, first_captions, first_images, rank_split, shown_queries
-from tellapart.files import find_or_make, read_jsonl, write_jsonl
+from tellapart.files import check_output, find_or_make, read_jsonl, write_jsonl
 from tellapart.metrics import PairedDifference, RetrievalRanks, summarize_retrieval
 from tellapart.metrics.bootstrap import CorpusStatistic, paired_bootstraps
 from tellapart.metrics.ranks import KS
@@ -77,6 +77,9 @@ def evaluate_retrieval(
         (0.21, 2.93)
     """
     folder = run.folder if out is None else Path(out)
+    check_output(_path(folder, split), "made_from", "figures", reuse=True)
+    check_output(_path(folder, split, "_images"), "id", "rank", reuse=True)
+    check_output(_path(folder, split, "_captions"), "id", "caption", "rank", reuse=True)
     retriever = run.retriever
 
     def make() -> dict[str, Any]:
@@ -85,7 +88,8 @@ def evaluate_retrieval(
         ranking = ProgressLine(f"ranking with {name}", " images")
         ranked = rank_split(retriever, run.data, split, folds, embedding.update, ranking.update)
         content = _write_rows(folder, name, split, ranked)
-        add_measured(run.folder, split, content["figures"])
+        if folder == run.folder:
+            add_measured(run.folder, split, content["figures"])
         return content
 
     settings = retriever.settings.model_dump(mode="json")

@@ -24,7 +24,7 @@ from tellapart.decoding.ensemble import Ensemble
 from tellapart.errors import RunError
 from tellapart.evaluation.retrieval import rank_captions_under
 from tellapart.evaluation.self_retrieval import KS, SHOWN, SelfRetrieval, self_retrieval_part
-from tellapart.files import digest_of, find_or_make
+from tellapart.files import check_folder, digest_of, find_or_make
 from tellapart.metrics import RankSummary, summarize_ranks
 from tellapart.progress import ProgressLine
 from tellapart.run import Run
@@ -133,6 +133,7 @@ def rank_captions(
     blocks = path.with_suffix("")
     ranked = None
     if not path.exists() and not judge.is_retriever:
+        check_folder(judge.folder)
         ranked = _rank_under_captioner(judge, ids, captions, shown, blocks, part)
         if ranked is None and not path.exists():  # it exists if another part has just found all blocks
             return None

@@ -7,20 +7,28 @@ from typing import Any
 
 from tellapart.evaluation.evaluate_retrieval import RetrievalEvaluation
 from tellapart.evaluation.retrieval import FIRST
-from tellapart.files import write_text
+from tellapart.files import GENERATOR, check_output, write_text
 from tellapart.pages.base import Pictures, render
 from tellapart.run import Run
+
+
+def check_gallery(folder: Path, split: str) -> Path:
+    """The path of the page in a folder; raises unless it can be written."""
+    path = folder / ("gallery.html" if split == "test" else f"gallery-{split}.html")
+    check_output(path, GENERATOR)
+    return path
 
 
 def write_gallery(run: Run, measured: RetrievalEvaluation) -> Path:
     """Write `gallery.html` (of another split `gallery-val.html`) beside the measured figures; gives its path.
 
-    Pictures are inside the page.
+    Pictures are inside the page. An existing page is replaced if tellapart wrote it.
 
     Args:
         run: the retriever's training.
         measured: from `evaluate_retrieval`.
     """
+    path = check_gallery(measured.folder, measured.split)
     assert run.recipe.retriever is not None
     dataset = run.data.dataset
     text = render(
@@ -37,7 +45,6 @@ def write_gallery(run: Run, measured: RetrievalEvaluation) -> Path:
         tables=[("", measured.figures), *([(", mean of folds", measured.folds)] if measured.folds else [])],
         **shown_queries(measured, Pictures(dataset)),
     )
-    path = measured.folder / ("gallery.html" if measured.split == "test" else f"gallery-{measured.split}.html")
     write_text(path, text)
     return path
 

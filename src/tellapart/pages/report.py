@@ -9,7 +9,7 @@ from typing import Any
 from tellapart.data.records import Record
 from tellapart.evaluation.compare import ComparedRun, Comparison
 from tellapart.evaluation.evaluate import Evaluation
-from tellapart.files import read_jsonl, write_json, write_text
+from tellapart.files import GENERATOR, check_output, read_jsonl, write_json, write_text
 from tellapart.metrics import PairedDifference
 from tellapart.pages.base import Pictures, curves, render, shown
 
@@ -37,9 +37,19 @@ COMPARED = {
 }
 
 
+def check_report_folder(folder: Path) -> None:
+    """Raise unless the files of `write_report` can be written into the folder."""
+    check_output(folder / "report.html", GENERATOR)
+    check_output(folder / "comparison.json", "rows", "judge", "control", "treatment", "differences")
+
+
 def write_report(comparison: Comparison, folder: str | Path) -> Path:
-    """Write `report.html` and `comparison.json` into a folder; gives the page's path."""
+    """Write `report.html` and `comparison.json` into a folder; gives the page's path.
+
+    Existing files of these names are replaced if tellapart wrote them.
+    """
     folder = Path(folder)
+    check_report_folder(folder)
     write_json(folder / "comparison.json", comparison.to_json())
     treatment, baseline = comparison.row(comparison.treatment), comparison.row(comparison.baseline)
     dataset = treatment.run.data.dataset

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tellapart.files import read_jsonl, write_text
+from tellapart.files import GENERATOR, check_output, read_jsonl, write_text
 from tellapart.pages.base import curves, render, shown
 from tellapart.studies.columns import Column
 from tellapart.studies.measure import measure_of
 from tellapart.studies.result import ArmResult, Result
+
+
+def check_study_folder(folder: Path, study: str) -> None:
+    """Raise unless the results of a study can be written into the folder."""
+    check_output(folder / "study.json", "study", "budget", "rows", "differences")
+    check_output(folder / "table.md", f"# {study}: ")
+    check_output(folder / "study.html", GENERATOR)
+    for path in (folder / "server").glob("captions_*_results.json"):
+        check_output(path, "image_id", "caption")
 
 
 def write_study(result: Result, folder: Path) -> None:

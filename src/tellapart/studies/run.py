@@ -19,7 +19,7 @@ from tellapart.recipe import Recipe, recipes_folder
 from tellapart.run import Run, open_run
 from tellapart.studies.base import Arm, Study, find_study
 from tellapart.studies.measure import Measure, measure_of
-from tellapart.studies.page import write_study
+from tellapart.studies.page import check_study_folder, write_study
 from tellapart.studies.plan import training_seconds
 from tellapart.studies.rates import MOST, SHARE, Search, search_rate, updates
 from tellapart.studies.result import ArmResult, Result
@@ -80,13 +80,14 @@ def run_study(
     trainer = ArmTrainer(
         study=study, recipes=recipes, data=settings, budget=budget, runs=runs, use=use, overrides=overrides
     )
+    captioner_part = f"-{captioner or CAPTIONER}" if measure.trains == "captioner" else ""
+    folder = out or Path("studies") / f"{name}-{recipes.name}{captioner_part}-{budget}"
+    check_study_folder(folder, name)
     search = budget != "smoke" if search is None else search
     _say(f"{name}: {study.title}", f"{len(arms)} arms, {seeds} seed{'s' if seeds > 1 else ''}, budget {budget}")
     _say(*(f"left out: {line}" for line in left_out), *trainer.plan(arms, seeds, search))
     trained, searches = trainer.train_all(arms, seeds, search)
     rows = [ArmResult(arm, [measure.measure(arm, arms, of_seed) for of_seed in trained]) for arm in arms]
-    captioner_part = f"-{captioner or CAPTIONER}" if measure.trains == "captioner" else ""
-    folder = out or Path("studies") / f"{name}-{recipes.name}{captioner_part}-{budget}"
     more = measure.finish(rows, folder) | ({"left_out": left_out} if left_out else {})
     used_data = rows[0].seeds[0].run.data
     by_key = {row.arm.key: row for row in rows}

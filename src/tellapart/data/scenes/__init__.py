@@ -18,7 +18,8 @@ from tellapart.data.scenes.chance import likely, pick, seeded
 from tellapart.data.scenes.drawing import render
 from tellapart.data.scenes.grammar import write_captions
 from tellapart.data.scenes.world import Group, Scene, content, sample_scene, sample_variant
-from tellapart.files import write_text
+from tellapart.errors import DataError
+from tellapart.files import check_output, lock, temporary_path, write_text
 
 __all__ = [
     "VERSION",
@@ -106,23 +107,21 @@ def write_scenes(
 ) -> Path:
     """Write the scenes in Karpathy's layout; returns the path of `dataset.json`.
 
-    An interrupted call can be repeated: finished images are kept, and `dataset.json` is written last.
+    An interrupted call can be repeated: finished images are kept, and `dataset.json` is written last. Several processes
+    may write the same scenes at once.
     """
     records = make_scenes(train, val, test, seed)
     digest = scenes_digest(records)
     target = folder / "dataset.json"
     if target.exists() and json.loads(target.read_text(encoding="utf-8")).get("digest") == digest:
         return target
-    # Images left by an interrupted call are used only if they were made for this digest.
-    mark = folder / "images" / ".digest"
-    mark.parent.mkdir(parents=True, exist_ok=True)
-    if not (mark.exists() and mark.read_text(encoding="ascii") == digest):
-        target.unlink(missing_ok=True)
-        for record in records:
-            (mark.parent / f"{record.id}.png").unlink(missing_ok=True)
-        mark.write_text(digest, encoding="ascii")
+    images = folder / "images"
+    if not (images / ".digest").exists():
+        check_output(target, "dataset", "digest", "images")
+    with lock(folder / ".lock"):
+        _keep_images_of(digest, images, target, records)
     for done, record in enumerate(records, start=1):
-        write_image(mark.parent / f"{record.id}.png", record.scene)
+        write_image(images / f"{record.id}.png", record.scene)
         if on_progress is not None:
             on_progress(done, len(records))
     data = {"dataset": f"scenes-v{VERSION}", "digest": digest, "images": karpathy_images(records)}
@@ -130,12 +129,30 @@ def write_scenes(
     return target
 
 
+def _keep_images_of(digest: str, images: Path, target: Path, records: Sequence[SceneRecord]) -> None:
+    """Remove images that an earlier call made for another digest, and their `dataset.json`."""
+    mark = images / ".digest"
+    made_for = mark.read_text(encoding="utf-8") if mark.exists() else None
+    if made_for == digest:
+        return
+    found = [path for record in records if (path := images / f"{record.id}.png").exists()]
+    if found and made_for is None:
+        raise DataError(f"{found[0]}: exists and was not written by tellapart; choose another folder")
+    target.unlink(missing_ok=True)
+    for path in found:
+        path.unlink()
+    write_text(mark, digest)
+
+
 def write_image(path: Path, scene: Scene) -> None:
     if path.exists():
         return
-    temporary = path.with_suffix(".png.part")
-    render(scene).save(temporary, format="PNG", compress_level=1)
-    os.replace(temporary, path)
+    temporary = temporary_path(path)
+    try:
+        render(scene).save(temporary, format="PNG", compress_level=1)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def karpathy_images(records: Sequence[SceneRecord]) -> list[dict[str, object]]:
