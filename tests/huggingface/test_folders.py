@@ -19,7 +19,7 @@ from PIL import Image
 from support import huggingface as tiny
 from support.dual_encoders import make_folder as make_dual
 from support.dual_encoders import make_retriever
-from support.huggingface import make_folder, open_tower, text_folder
+from support.huggingface import make_folder, open_tower, text_folder, transformers
 from tellapart.encoders import open_encoder
 from tellapart.errors import StoreError, TellapartError
 from tellapart.huggingface.coder_transformer import CoderTransformerSettings
@@ -317,6 +317,8 @@ def test_json_of_another_shape_is_one_line(file: str, content: str, copy: Callab
         {"vision_config": {"hidden_size": -3, "image_size": 16}},
         {"vision_config": {"hidden_size": 14, "image_size": 16, "patch_size": 8}},
         {"text_config": {"vocab_size": "x"}},
+        {"text_config": {"num_hidden_layers": 10**9}},
+        {"text_config": {"num_attention_heads": -2}},
         {"dtype": "load"},
     ],
 )
@@ -338,6 +340,8 @@ def test_settings_of_another_type_are_one_line(values: dict[str, Any], copy: Cal
         {"image_mean": [1, 2]},
         {"image_mean": ["a", "b", "c"]},
         {"image_std": {}},
+        {"image_mean": [1e300, 0, 0]},
+        {"image_std": [1, 0, 1]},
         {"rescale_factor": 0},
         {"resample": 99},
         {"size": {"height": [16], "width": [16]}},
@@ -369,6 +373,18 @@ def test_a_damaged_configuration_of_a_saved_model(copy: Callable[[str], Path], t
         with pytest.raises(TellapartError) as caught:
             load_retriever(tmp_path / "model")
         assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_panic_of_tokenizers_is_one_line(copy: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    class PanicException(BaseException):
+        """As that of pyo3."""
+
+    def panic(*_: Any, **__: Any) -> None:
+        raise PanicException("range end index out of range")
+
+    folder = copy("bert")
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", panic)
+    one_line(lambda: read_tokenizer(folder))
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")

@@ -30,6 +30,8 @@ REFUSED = {
     "transformers_weights": "names another weight file, which is not read; call it model.safetensors, without this key",
     "quantization_config": "asks for quantised weights, which are not supported; use the model in full precision",
 }
+# A model with more layers than this is damaged, and building it would take hours.
+MOST_LAYERS = 1000
 # Other values of `attn_implementation` make transformers load code from elsewhere.
 ATTENTION = (None, "eager", "sdpa")
 CONVERT = (
@@ -100,7 +102,7 @@ def check_folder(folder: Path) -> None:
 
 
 def _check_keys(path: Path, content: dict[str, Any]) -> None:
-    """Raise an error for keys that would run code, or read other files, at any depth."""
+    """Raise an error for keys, at any depth, that would run code, read other files or build layers without end."""
     left: list[Any] = [content]
     while left:
         value = left.pop()
@@ -116,6 +118,12 @@ def _check_keys(path: Path, content: dict[str, Any]) -> None:
                         raise StoreError(
                             f"{path}: '{key}' names code outside transformers, which is never run; remove this key"
                         )
+                for count in inner if isinstance(inner, list) else [inner]:
+                    if isinstance(count, int) and (
+                        (count > MOST_LAYERS and ("layer" in key or "depth" in key))
+                        or (count < 0 and key.startswith("num_"))
+                    ):
+                        raise StoreError(f"{path}: '{key}' has a value that no model has; get the model again")
                 left.append(inner)
 
 
@@ -144,8 +152,15 @@ def readable(what: str, advice: str = "get the model again") -> Iterator[None]:
         yield
     except TellapartError:
         raise
-    except Exception as error:  # transformers raises many types
+    except BaseException as error:
+        if not is_failure(error):
+            raise
         raise StoreError(f"{what} cannot be read ({first_line(error)}); {advice}") from None
+
+
+def is_failure(error: BaseException) -> bool:
+    """Whether a library failed: transformers raises many types, and a panic in tokenizers is no `Exception`."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
 def first_line(error: BaseException, longest: int = 200) -> str:

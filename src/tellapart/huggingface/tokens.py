@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tellapart.errors import DataError, MissingExtraError, StoreError, TellapartError
 from tellapart.files import read_json, read_text, write_json, write_text
-from tellapart.huggingface.folders import first_line, load, load_config, need_transformers
+from tellapart.huggingface.folders import first_line, is_failure, load, load_config, need_transformers
 from tellapart.text import END, PAD, SPECIALS, START, UNKNOWN, Vocabulary
 
 if TYPE_CHECKING:
@@ -156,7 +156,9 @@ class HuggingFaceTokens(Vocabulary):
             raise DataError(f"{path}: not a vocabulary of a Hugging Face model; save the model again") from None
         except StoreError as error:
             raise DataError(f"{path}: {error}") from None
-        except Exception as error:  # tokenizers raises nothing narrower
+        except BaseException as error:
+            if not is_failure(error):
+                raise
             reason = first_line(error)
             raise DataError(f"{_tokenizer_file(path)}: not a tokenizer ({reason}); save the model again") from None
 
@@ -177,7 +179,9 @@ def read_tokenizer(folder: Path) -> Any:
             raise TypeError(f"{type(found).__name__} is not based on 'tokenizers'")
     except TellapartError:
         raise
-    except Exception as error:  # transformers raises many types for damaged files
+    except BaseException as error:
+        if not is_failure(error):
+            raise
         reason = first_line(error)
         # transformers does not always say that sentencepiece is missing.
         lacking = any(folder.glob("*.model")) and importlib.util.find_spec("sentencepiece") is None

@@ -141,6 +141,8 @@ class VisionTower(TorchEncoder):
                 "get the model again"
             )
         self.mean, self.std = ([value / scale for value in values] for values in (mean, std))
+        if not all(-1e6 < value < 1e6 for value in self.mean) or not all(1e-6 < value < 1e6 for value in self.std):
+            raise StoreError(f"{self.folder}: its image_mean or image_std is out of range; get the model again")
         self.resample = Image.Resampling(settings.get("resample", Image.Resampling.BICUBIC))
 
 
