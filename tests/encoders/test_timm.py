@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import types
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -92,6 +93,23 @@ def test_what_timm_cannot_load(timm: dict[str, Any]) -> None:
     timm["wide"] = Fake("NCHW", settings={**SETTINGS, "input_size": (3, 8, 16)})
     with pytest.raises(StoreError, match="needs pictures of 16×8 pixels; only square"):
         open_encoder("timm:wide")
+
+
+def test_a_folder_is_read_from_safetensors_only(timm: dict[str, Any], tmp_path: Path) -> None:
+    name = f"local-dir:{tmp_path}"
+    timm[name] = Fake("NCHW")
+    with pytest.raises(StoreError, match=r"holds no model \(config.json is missing\)"):
+        open_encoder(f"timm:{name}")
+    (tmp_path / "config.json").write_text("{}")
+    torch.save({}, tmp_path / "pytorch_model.bin")
+    for asked in (name, name.replace("local-dir", "Local-Dir")):
+        with pytest.raises(StoreError, match=r"has no model\.safetensors, and other weights can run code and are not"):
+            open_encoder(f"timm:{asked}")
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    assert open_encoder(f"timm:{name}").identity.width == 3
+    timm[name] = Fake("NCHW", settings={**SETTINGS, "mean": None})
+    with pytest.raises(StoreError, match="its preprocessing cannot be read"):
+        open_encoder(f"timm:{name}")
 
 
 def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

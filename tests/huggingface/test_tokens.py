@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -87,8 +88,16 @@ def test_save_and_load(pieces: HuggingFaceTokens, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"tokenizer\.json: this tokenizer does not exist"):
         HuggingFaceTokens.load(path)
     pieces.save(path)
-    path.write_text('{"words": []}')
-    with pytest.raises(DataError, match="not a vocabulary of a Hugging Face captioner"):
+    stored = json.loads(path.read_text())
+    for wrong in ('{"words": []}', '{"words": 3}', "[]", json.dumps({**stored, "max_words": "9"})):
+        path.write_text(wrong)
+        with pytest.raises(DataError, match="not a vocabulary of a Hugging Face model"):
+            HuggingFaceTokens.load(path)
+    path.write_text(json.dumps({**stored, "end": stored["size"]}))
+    with pytest.raises(DataError, match=r"vocabulary\.json: the token id \d+ is not one of the model's \d+ tokens"):
+        HuggingFaceTokens.load(path)
+    path.write_text(json.dumps({**stored, "size": 10**12}))
+    with pytest.raises(DataError, match=r"vocabulary\.json: the model has 10{12} tokens, more than 10000000"):
         HuggingFaceTokens.load(path)
 
 

@@ -258,6 +258,9 @@ def test_weights_in_other_files(tmp_path: Path, pictures: list[Image.Image]) -> 
     torch.save(model.state_dict(), old / "pytorch_model.bin")
     assert VisionTower(f"clip:{old}").files == [old / "model.safetensors"], "as transformers prefers"
     (old / "model.safetensors").unlink()
+    with pytest.raises(StoreError, match=r"pytorch_model\.bin is a pickle, .* save_pretrained\(FOLDER, safe_serial"):
+        VisionTower(f"clip:{old}")
+    model.save_pretrained(old, safe_serialization=True)  # as the message says
     np.testing.assert_allclose(VisionTower(f"clip:{old}").encode(pictures), expected, rtol=1e-5, atol=5e-5)
 
 

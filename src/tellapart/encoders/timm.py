@@ -1,12 +1,14 @@
 """Any timm image model by name (extra `timm`, which installs torchvision: see docs/encoders.md).
 
-timm finds the weights itself, in the Hugging Face cache first; `HF_HUB_OFFLINE=1` prevents downloads.
+timm finds the weights itself, in the Hugging Face cache first; `HF_HUB_OFFLINE=1` prevents downloads. From a folder,
+only safetensors are read.
 """
 
 from __future__ import annotations
 
 import hashlib
 from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from PIL import Image
@@ -39,25 +41,33 @@ class TimmModel(TorchEncoder):
             raise MissingExtraError(getattr(error, "name", None) or "timm", "timm") from None
         self._network = self._load(timm)
         settings = self._network.pretrained_cfg
-        _, height, width = settings["input_size"]
+        try:
+            _, height, width = settings["input_size"]
+            self.mean, self.std = ([255.0 * value for value in settings[key]] for key in ("mean", "std"))
+            self.resample = Image.Resampling[settings.get("interpolation", "bicubic").upper()]
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise StoreError(
+                f"encoder '{name}': its preprocessing cannot be read ({type(error).__name__}: {error}); "
+                "use another model"
+            ) from None
         if height != width:
             raise StoreError(
                 f"encoder '{name}': needs pictures of {width}×{height} pixels; only square ones are supported"
             )
         self.size = height
-        self.mean = [255.0 * value for value in settings["mean"]]
-        self.std = [255.0 * value for value in settings["std"]]
-        self.resample = Image.Resampling[settings.get("interpolation", "bicubic").upper()]
 
     def _load(self, timm: Any) -> Any:
         import torch
 
+        source, _, folder = self.model.partition(":")
+        if source.lower() == "local-dir":
+            check_timm_folder(self.name, Path(folder))
         try:
             # Creating a model draws random numbers; do not change the state of a training run.
             with torch.random.fork_rng(devices=[]):
                 network = timm.create_model(self.model, pretrained=True, num_classes=0)
-        except (RuntimeError, OSError, ValueError) as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
+        except Exception as error:  # many types, for damaged files
+            reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
             raise StoreError(f"encoder '{self.name}': timm cannot load this model ({reason})") from None
         return network.float().eval().to(self.device)
 
@@ -83,6 +93,22 @@ class TimmModel(TorchEncoder):
                 return features.flatten(2).transpose(1, 2)
 
         return Grid(self._network)
+
+
+def check_timm_folder(name: str, folder: Path) -> None:
+    """Raise an error unless timm would read the weights of a folder from `model.safetensors`, which it prefers.
+
+    Args:
+        name: name of the encoder, for errors.
+        folder: where the model is.
+    """
+    if not (folder / "config.json").is_file():
+        raise StoreError(f"encoder '{name}': {folder} holds no model (config.json is missing)")
+    if not (folder / "model.safetensors").is_file():
+        raise StoreError(
+            f"encoder '{name}': {folder} has no model.safetensors, and other weights can run code and are not read; "
+            "if you trust them, load them in torch and write them with safetensors.torch.save_file"
+        )
 
 
 def digest_of_weights(network: torch.nn.Module) -> str:

@@ -310,7 +310,7 @@ class EncoderDecoderCaptioner(CrossAttentionCaptioner):
         seen, written = config.encoder.hidden_size, config.decoder.hidden_size
         across = getattr(config.decoder, "cross_attention_hidden_size", None)
         return {
-            "decoder": model_class.from_config(config.decoder),
+            "decoder": model_class.from_config(config.decoder, trust_remote_code=False),
             "project": nn.Identity() if seen == written or across is not None else nn.Linear(seen, written),
         }
 

@@ -26,6 +26,7 @@ from tellapart.huggingface.folders import (
     need_transformers,
     quiet,
     read_model,
+    readable,
     text_positions,
     weight_files,
 )
@@ -148,9 +149,9 @@ class CoderTransformer(TwoBranches):
         import transformers
 
         auto: Any = transformers.AutoModel
-        with quiet():
-            network = auto.from_config(config).float()
-        return cls(settings, vocabulary, encoder, network, cls._read_concepts(settings, folder))
+        with quiet(), readable(f"{folder}: its model", "use another checkpoint"):
+            network = auto.from_config(config, trust_remote_code=False).float()
+            return cls(settings, vocabulary, encoder, network, cls._read_concepts(settings, folder))
 
     def _concept_vectors(self) -> torch.Tensor:
         table = self.transformer.network.get_input_embeddings().weight.detach()

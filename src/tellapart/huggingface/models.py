@@ -12,7 +12,7 @@ from torch import nn
 
 from tellapart.encoders.base import EncoderIdentity
 from tellapart.errors import RecipeError
-from tellapart.huggingface.folders import need_transformers, quiet
+from tellapart.huggingface.folders import need_transformers, quiet, readable
 from tellapart.huggingface.tokens import HuggingFaceTokens, read_parts, write_config
 from tellapart.models import Model
 
@@ -87,7 +87,7 @@ class TransformersModel(Model):
     @classmethod
     def from_parts(cls, settings: BaseModel, encoder: EncoderIdentity, folder: Path) -> Self:
         vocabulary, config = read_parts(folder)
-        with quiet():
+        with quiet(), readable(f"{folder}: its model", "use another checkpoint"):
             return cls(settings, vocabulary, encoder, config)
 
 

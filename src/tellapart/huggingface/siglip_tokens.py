@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tellapart.errors import StoreError
-from tellapart.files import read_json
+from tellapart.huggingface.folders import check_folder, first_line, read_config, readable
 from tellapart.huggingface.tokens import HuggingFaceTokens, read_tokenizer
 
 UNIGRAM = 1  # the type of SigLIP's SentencePiece model
@@ -34,10 +34,12 @@ def siglip_tokens(folder: Path, size: int, positions: int) -> HuggingFaceTokens:
     """
     from tokenizers import normalizers
 
-    path = folder / "tokenizer_config.json"
-    settings = read_json(path, "tokenizer configuration") if path.exists() else {}
+    check_folder(folder)
+    file = "tokenizer_config.json"
+    settings = read_config(folder, file, "tokenizer configuration") if (folder / file).exists() else {}
     rebuilt = settings.get("tokenizer_class") == "SiglipTokenizer"
-    found = from_sentencepiece(folder / "spiece.model", settings) if rebuilt else read_tokenizer(folder)
+    with readable(f"{folder}: its tokenizer"):
+        found = from_sentencepiece(folder / "spiece.model", settings) if rebuilt else read_tokenizer(folder)
     tokenizer, end, pad = found.backend_tokenizer, found.eos_token_id, found.pad_token_id
     if end is None or pad is None:
         missing = "end" if end is None else "padding"
@@ -105,7 +107,7 @@ def _read_sentencepiece(path: Path) -> Any:
     try:
         proto = model.FromString(path.read_bytes())
     except Exception as error:  # the type depends on the version of protobuf
-        raise StoreError(f"{path}: not a SentencePiece model ({error}); get the model again") from None
+        raise StoreError(f"{path}: not a SentencePiece model ({first_line(error)}); get the model again") from None
     if proto.trainer_spec.model_type != UNIGRAM or not proto.pieces:
         raise StoreError(f"{path}: not a unigram model, as SigLIP needs; get the model again")
     return proto

@@ -8,14 +8,16 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tellapart.errors import DataError, MissingExtraError, StoreError
+from tellapart.errors import DataError, MissingExtraError, StoreError, TellapartError
 from tellapart.files import read_json, read_text, write_json, write_text
-from tellapart.huggingface.folders import need_transformers, quiet
+from tellapart.huggingface.folders import first_line, is_failure, load, load_config, need_transformers
 from tellapart.text import END, PAD, SPECIALS, START, UNKNOWN, Vocabulary
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
+# A model with more tokens than this is damaged.
+MOST_TOKENS = 10_000_000
 # Every tokenizer has one of these files.
 TOKENIZER_FILES = ("tokenizer.json", "vocab.txt", "vocab.json", "tokenizer.model", "sentencepiece.bpe.model")
 
@@ -66,6 +68,14 @@ class HuggingFaceTokens(Vocabulary):
                 f"the tokenizer has {tokenizer.get_vocab_size()} tokens, the model only {size}; "
                 "use the tokenizer the model was trained with"
             )
+        if size > MOST_TOKENS:
+            raise StoreError(f"the model has {size} tokens, more than {MOST_TOKENS}; check vocab_size in config.json")
+        for token in (start, end, pad, unknown):
+            if token is not None and not (isinstance(token, int) and 0 <= token < size):
+                raise StoreError(
+                    f"the token id {token!r} is not one of the model's {size} tokens; "
+                    "use the tokenizer the model was trained with"
+                )
         self.tokenizer = tokenizer
         self.size = size
         self.max_words = max_words
@@ -91,7 +101,7 @@ class HuggingFaceTokens(Vocabulary):
             end: id of the token that ends a caption; `None` for that of the tokenizer.
         """
         found = read_tokenizer(folder)
-        start, end = (ids[0] if isinstance(ids, list) else ids for ids in (start, end))
+        start, end = (ids[0] if isinstance(ids, list) and ids else ids for ids in (start, end))
         start = first_known(start, found.cls_token_id, found.bos_token_id)
         end = first_known(end, found.eos_token_id, found.sep_token_id)
         if start is None or end is None:
@@ -133,6 +143,8 @@ class HuggingFaceTokens(Vocabulary):
     @classmethod
     def load(cls, path: Path) -> HuggingFaceTokens:
         stored = read_json(path, "vocabulary")
+        if not isinstance(stored, dict) or not all(value is None or type(value) is int for value in stored.values()):
+            raise DataError(f"{path}: not a vocabulary of a Hugging Face model; save the model again")
         try:
             from tokenizers import Tokenizer
         except ImportError:
@@ -141,27 +153,36 @@ class HuggingFaceTokens(Vocabulary):
         try:
             return cls(Tokenizer.from_str(text), **stored)
         except TypeError:
-            raise DataError(f"{path}: not a vocabulary of a Hugging Face captioner; save the model again") from None
-        except Exception as error:  # tokenizers raises nothing narrower
-            if type(error) is not Exception:
+            raise DataError(f"{path}: not a vocabulary of a Hugging Face model; save the model again") from None
+        except StoreError as error:
+            raise DataError(f"{path}: {error}") from None
+        except BaseException as error:
+            if not is_failure(error):
                 raise
-            raise DataError(f"{_tokenizer_file(path)}: not a tokenizer ({error}); save the model again") from None
+            reason = first_line(error)
+            raise DataError(f"{_tokenizer_file(path)}: not a tokenizer ({reason}); save the model again") from None
 
 
 def read_tokenizer(folder: Path) -> Any:
-    """Load the tokenizer of a folder with transformers; its `backend_tokenizer` is that of `tokenizers`."""
+    """Load the tokenizer of a folder with transformers; its `backend_tokenizer` is that of `tokenizers`.
+
+    Only the `backend_tokenizer` is used. Chat templates in the folder are never rendered.
+    """
     import transformers
 
     # Without any of these files, transformers would make an empty tokenizer.
     if not any((folder / file).exists() for file in TOKENIZER_FILES):
         raise StoreError(f"{folder}: no tokenizer is here ({', '.join(TOKENIZER_FILES)}); get it with the model")
     try:
-        with quiet():
-            found: Any = transformers.AutoTokenizer.from_pretrained(str(folder), local_files_only=True)
+        found = load(transformers.AutoTokenizer, folder)
         if not hasattr(found, "backend_tokenizer"):
             raise TypeError(f"{type(found).__name__} is not based on 'tokenizers'")
-    except Exception as error:  # transformers raises many types for damaged files
-        reason = f"{type(error).__name__}: {str(error).strip()}".splitlines()[0]
+    except TellapartError:
+        raise
+    except BaseException as error:
+        if not is_failure(error):
+            raise
+        reason = first_line(error)
         # transformers does not always say that sentencepiece is missing.
         lacking = any(folder.glob("*.model")) and importlib.util.find_spec("sentencepiece") is None
         advice = "try 'pip install sentencepiece', or get" if lacking else "get"
@@ -186,10 +207,7 @@ def write_config(config: Any, folder: Path) -> None:
 def read_parts(folder: Path) -> tuple[HuggingFaceTokens, Any]:
     """Read the tokens and the configuration from the model folder of a Hugging Face model."""
     need_transformers()
-    import transformers
-
-    vocabulary = HuggingFaceTokens.load(folder / "vocabulary.json")
     if not (folder / "huggingface" / "config.json").exists():
         raise StoreError(f"{folder}: huggingface/config.json is missing; save the model again")
-    with quiet():
-        return vocabulary, transformers.AutoConfig.from_pretrained(str(folder / "huggingface"), local_files_only=True)
+    config = load_config(folder / "huggingface")
+    return HuggingFaceTokens.load(folder / "vocabulary.json"), config

@@ -16,15 +16,17 @@ from PIL import Image
 
 from tellapart.encoders.base import EncoderIdentity, TorchEncoder
 from tellapart.errors import RecipeError, StoreError
-from tellapart.files import digest_of, digest_of_file, read_json, write_json
+from tellapart.files import digest_of, digest_of_file, write_json
 from tellapart.huggingface.folders import (
     FAMILIES,
     find_folder,
+    load_config,
     model_type,
     need_transformers,
     preprocessor_settings,
-    quiet,
+    read_config,
     read_model,
+    readable,
     square_size,
     weight_files,
 )
@@ -68,17 +70,20 @@ class VisionTower(TorchEncoder):
         self.folder = find_folder(name, model)
         self.files = weight_files(self.folder)
         self.config = self._vision_config()
-        self._read_preprocessing()
+        with readable(f"{self.folder}: its preprocessor configuration"):
+            self._read_preprocessing()
 
     @cached_property
     def identity(self) -> EncoderIdentity:
         # The configuration counts too: with another activation the same weights are another network.
         files = [*self.files, self.folder / "config.json"]
+        with readable(f"{self.folder}: config.json"):
+            regions = (self.size // self.config.patch_size) ** 2 + (self.family == "clip-tokens")
         return EncoderIdentity(
             name=self.name,
             weights=digest_of({file.name: digest_of_file(file) for file in files}),
             preprocessing=self.preprocessing(),
-            regions=(self.size // self.config.patch_size) ** 2 + (self.family == "clip-tokens"),
+            regions=regions,
             width=self.config.hidden_size,
         )
 
@@ -113,10 +118,7 @@ class VisionTower(TorchEncoder):
         if family != self.family.removesuffix("-tokens"):
             hint = f"; did you mean {family}:?" if family else f"; known: {', '.join(FAMILIES)}"
             raise RecipeError(f"encoder '{self.name}': {self.folder} holds a model of type '{kind}'{hint}")
-        import transformers
-
-        with quiet():
-            config = transformers.AutoConfig.from_pretrained(self.folder, local_files_only=True)
+        config = load_config(self.folder)
         # `encoder` in an encoder-decoder.
         return getattr(config, "vision_config", getattr(config, "encoder", config))
 
@@ -130,13 +132,17 @@ class VisionTower(TorchEncoder):
             )
         # The configuration is for rescaled values, mostly 0 to 1; ours are bytes.
         scale = settings.get("rescale_factor", 1 / 255) if settings.get("do_rescale", True) else 1.0
-        normalised = settings.get("do_normalize", True)
-        if normalised and not (settings.get("image_mean") and settings.get("image_std")):
+        mean, std = settings.get("image_mean"), settings.get("image_std")
+        if not settings.get("do_normalize", True):
+            mean, std = [0.0] * 3, [1.0] * 3
+        if not (mean and std and len(mean) == len(std) == 3):
             raise StoreError(
-                f"{self.folder}: the preprocessor configuration has no image_mean and image_std; get the model again"
+                f"{self.folder}: the preprocessor configuration has no image_mean and image_std of three numbers; "
+                "get the model again"
             )
-        self.mean = [value / scale for value in settings["image_mean"]] if normalised else [0.0] * 3
-        self.std = [value / scale for value in settings["image_std"]] if normalised else [1 / scale] * 3
+        self.mean, self.std = ([value / scale for value in values] for values in (mean, std))
+        if not all(-1e6 < value < 1e6 for value in self.mean) or not all(1e-6 < value < 1e6 for value in self.std):
+            raise StoreError(f"{self.folder}: its image_mean or image_std is out of range; get the model again")
         self.resample = Image.Resampling(settings.get("resample", Image.Resampling.BICUBIC))
 
 
@@ -159,7 +165,9 @@ class CaptionerTower(VisionTower):
     @cached_property
     def identity(self) -> EncoderIdentity:
         weights = tower_digest(self._tower, self.folder)
-        return EncoderIdentity(self.name, weights, self.preprocessing(), *self.output_shape())
+        with readable(f"{self.folder}: its model"):
+            shape = self.output_shape()
+        return EncoderIdentity(self.name, weights, self.preprocessing(), *shape)
 
     def network(self) -> torch.nn.Module:
         return vision_tower(whole_model(self.family, self.folder, tower_only=True), self.family)
@@ -171,7 +179,7 @@ class CaptionerTower(VisionTower):
         prefix = CAPTIONERS[self.family][1]
         tensors = {f"{prefix}.{name}": part.cpu() for name, part in self._tower.state_dict().items()}
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-        write_json(folder / "config.json", read_json(self.folder / "config.json", "model configuration"))
+        write_json(folder / "config.json", read_config(self.folder))
         write_json(folder / "preprocessor_config.json", preprocessor_settings(self.folder))
 
     @property
@@ -217,9 +225,8 @@ def tower_digest(tower: torch.nn.Module, folder: Path) -> str:
         for name, weight in tower.named_parameters()
         if not name.startswith("pooler.")
     )
-    config = read_json(folder / "config.json", "model configuration")
+    config = read_config(folder)
     config = config.get("vision_config", config.get("encoder", {}))
-
     unimportant = ("architectures", "dtype", "torch_dtype", "transformers_version")
-    settings = {key: value for key, value in config.items() if key[0] != "_" and key not in unimportant}
+    settings = {key: value for key, value in config.items() if not key.startswith("_") and key not in unimportant}
     return digest_of({"weights": weights, "config": settings})
