@@ -190,7 +190,17 @@ def write_in_a_process(root: Path, part: Part, seconds: float) -> None:
     write_store(root / "store", dataset, FakeEncoder(seconds=seconds), part=part)
 
 
-def test_two_processes_write_what_one_writes(dataset: Dataset, tmp_path: Path) -> None:
+@pytest.mark.parametrize("begun", ["new", "damaged", "changed"])
+def test_two_processes_write_what_one_writes(
+    dataset: Dataset, tmp_path: Path, interrupt: Callable[[int], int], begun: str
+) -> None:
+    if begun == "damaged":
+        interrupt(40)
+        next((tmp_path / "store").glob("writing-*/features.npy")).write_bytes(b"")
+    elif begun == "changed":
+        write_store(tmp_path / "store", dataset, FakeEncoder())
+        for number in (1, SHARD + 1, SHARD + 2):
+            replace_picture(dataset, number, (number, 250, 7))
     write_store(tmp_path / "whole", dataset, FakeEncoder())
     spawn = multiprocessing.get_context("spawn")
     workers = [spawn.Process(target=write_in_a_process, args=(tmp_path, Part(i, 2), 0.01)) for i in range(2)]
