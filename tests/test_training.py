@@ -12,8 +12,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import tellapart
 from tellapart import training
@@ -238,6 +240,183 @@ def test_the_best_by_captions(place: Path, tmp_path: Path) -> None:
     assert model_folder(run.folder).name == f"step-{best}"
     with pytest.raises(RecipeError, match=r"no validation figure 'CIDEr'.*need training\.validate_captions"):
         train(place / "mle.yaml", *chosen[1:], out=tmp_path / "other")
+
+
+# --- data that moves or changes ---------------------------------------------------------------------------------------
+
+
+def write_data(folder: Path, seed: int = 0, captions: str = "a red ball") -> Path:
+    """A small data set in Karpathy's layout: four images in each split."""
+    (folder / "images").mkdir(parents=True)
+    rng = np.random.default_rng(seed)
+    images = []
+    for number in range(12):
+        pixels = rng.integers(0, 256, (32, 32, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(folder / "images" / f"{number}.png")
+        split = ("train", "val", "test")[number // 4]
+        images.append({"filename": f"{number}.png", "split": split, "sentences": [{"raw": f"{captions} {number % 3}"}]})
+    (folder / "set.json").write_text(json.dumps({"images": images}))
+    return folder / "set.json"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project with a data set, and runs of two recipes that name it by a path relative to the project."""
+    project = tmp_path_factory.mktemp("trained") / "project"
+    write_data(project / "data")
+    mle = {
+        "name": "mle",
+        "data": {"source": "data/set.json", "encoder": "efficientnet-lite0@32", "min_count": 1},
+        "captioner": {"name": "adaptive-attention", "hidden": 8, "embedding": 8, "attention": 8},
+        "objective": {"name": "likelihood"},
+        "training": TRAINING,
+        "decoding": {"max_words": 4},
+    }
+    upstream = {"from": "mle.yaml"}
+    cl = {
+        "name": "cl",
+        "objective": {"name": "contrastive", "negatives": 2},
+        "start": upstream,
+        "roles": {"reference": upstream},
+        "training": TRAINING,
+        "decoding": {"max_words": 4},
+    }
+    for recipe in (mle, cl):
+        (project / f"{recipe['name']}.yaml").write_text(json.dumps(recipe))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(project)
+        train("mle.yaml", out="runs/mle")
+        train("cl.yaml", runs="runs", out="runs/cl")
+    return project
+
+
+@pytest.fixture
+def project(trained: Path, tmp_path: Path) -> Path:
+    """A copy of the project in another folder."""
+    return Path(shutil.copytree(trained, tmp_path / "copy" / "project"))
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder. Other data sets are there under the relative paths of the recipes and of the runs."""
+    folder = tmp_path / "elsewhere" / "more" / "here"
+    for place in (folder / "data", folder.parent / "data", folder.parents[1] / "data"):
+        write_data(place, seed=9, captions="another blue box")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def files_in(folder: Path) -> set[Path]:
+    return set(folder.rglob("*"))
+
+
+def test_a_run_has_the_same_data_from_any_folder(project: Path, elsewhere: Path, tmp_path: Path) -> None:
+    before = files_in(tmp_path / "elsewhere")
+    shutil.rmtree(project / "prepared")
+    for name in ("mle", "cl"):
+        run = open_run(os.path.relpath(project / "runs" / name))
+        assert run.data.dataset.root == (project / "data").resolve()
+        assert run.data.dataset.split("test")[0].captions == ("a red ball 2",)
+    assert (project / "prepared").is_dir(), "encoded again where it was"
+    assert files_in(tmp_path / "elsewhere") == before, "nothing is written in the current folder"
+
+
+def test_a_run_never_takes_data_of_the_current_folder(project: Path, elsewhere: Path) -> None:
+    """The data of the run is gone, and the current folder has some under the same relative name."""
+    shutil.rmtree(project / "data")
+    with pytest.raises(RunError, match=r"data\.source: '.*project/data/set\.json' does not exist"):
+        open_run(project / "runs" / "mle").data  # noqa: B018
+
+
+def test_a_run_moved_with_its_data(project: Path, elsewhere: Path, tmp_path: Path) -> None:
+    digest = open_run(project / "runs" / "cl").recipe.digest
+    moved = project.rename(tmp_path / "moved")
+    run = resume(moved / "runs" / "cl")
+    assert run.data.dataset.root == (moved / "data").resolve()
+    assert run.recipe.digest == digest
+    for role in (run.recipe.start, run.recipe.roles["reference"]):
+        assert role is not None
+        (place,) = role.places
+        assert (moved / "runs").resolve() in Path(place).resolve().parents
+
+
+def test_a_run_opened_or_made_through_a_link(project: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (elsewhere / "link").symlink_to(project / "runs" / "mle")
+    assert open_run("link").data.dataset.root == (project / "data").resolve()
+    (elsewhere / "runs").mkdir()
+    (project / "linked").symlink_to(elsewhere / "runs")
+    monkeypatch.chdir(project)
+    train("mle.yaml", out="linked/run")
+    monkeypatch.chdir(elsewhere)
+    for folder in (project / "linked" / "run", elsewhere / "runs" / "run"):
+        assert open_run(folder).data.dataset.root.resolve() == (project / "data").resolve()
+
+
+def test_moved_data_is_named_and_can_be_given(project: Path, elsewhere: Path, tmp_path: Path) -> None:
+    (project / "data").rename(tmp_path / "new-place")
+    run = project / "runs" / "mle"
+    message = r"recipe\.yaml: data\.source: '.*project/data/set\.json' does not exist; if the data has moved, write its"
+    with pytest.raises(RunError, match=message):
+        evaluate(run)
+    with pytest.raises(RunError, match=message):
+        resume(run)
+    recipe = (run / "recipe.yaml").read_text()
+    assert "source: ../../data/set.json" in recipe
+    (run / "recipe.yaml").write_text(recipe.replace("../../data/set.json", str(tmp_path / "new-place" / "set.json")))
+    assert open_run(run).data.dataset.root == tmp_path / "new-place"
+    assert resume(run).folder == run
+
+
+def test_a_finished_run_does_not_need_its_upstream(project: Path, elsewhere: Path) -> None:
+    (upstream,) = project.glob("runs/mle-*")
+    shutil.move(upstream, elsewhere.parent)  # found from the current folder, as '../mle-KEY'
+    run = open_run(project / "runs" / "cl")
+    assert run.captioner.name == "adaptive-attention"
+    assert len(run.data.dataset) == 12
+    with pytest.raises(RecipeError, match=r"cl: start\.from: '.*project/runs/mle-\w+' does not exist; if it has moved"):
+        resume(project / "runs" / "cl")
+
+
+def test_changed_captions_are_refused(project: Path) -> None:
+    path = project / "data" / "set.json"
+    right = path.read_text()
+    path.write_text(right.replace("a red ball 1", "a red cube 1"))
+    stores = files_in(project / "prepared")
+    with pytest.raises(
+        RunError, match=r"mle: the data set \w+ \(.*set\.json\) is not the one .* restore it, write the"
+    ):
+        evaluate(project / "runs" / "mle")
+    assert files_in(project / "prepared") == stores, "nothing is encoded"
+    path.write_text(right)
+    assert evaluate(project / "runs" / "mle", metrics=["bleu"]).corpus
+
+
+def test_results_follow_changed_pictures_only(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, pictures = project / "runs" / "mle", project / "data" / "images"
+
+    def measured() -> list[bool]:
+        """Whether captions and scores are made again."""
+        files = [run / name for name in ("captions.jsonl", "scores.json")]
+        before = [path.stat().st_mtime_ns if path.exists() else 0 for path in files]
+        evaluate(run, metrics=["bleu"])
+        return [path.stat().st_mtime_ns != time for path, time in zip(files, before, strict=True)]
+
+    assert measured() == [True, True]
+    assert measured() == [False, False]
+    ranks = len(list((run / "ranks").iterdir()))
+    for path in pictures.iterdir():
+        path.touch()
+    assert measured() == [False, False]
+    Image.new("RGB", (32, 32), (1, 2, 3)).save(pictures / "9.png")
+    assert measured() == [True, True]
+    assert len(list((run / "ranks").iterdir())) == ranks + 1
+    assert measured() == [False, False]
+    # The run was not trained on this picture. On the next one it was.
+    monkeypatch.chdir(project)
+    assert train("mle.yaml", out="runs/mle").folder == Path("runs/mle")
+    Image.new("RGB", (32, 32), (1, 2, 3)).save(pictures / "0.png")
+    with pytest.raises(RunError, match=r"changed: pictures"):
+        train("mle.yaml", out="runs/mle")
 
 
 # --- model folders and cards ----------------------------------------------------------------------------------------

@@ -234,21 +234,26 @@ def _replace_folder(new: Path, path: Path) -> None:
 
 @contextmanager
 def lock(path: Path, wait: bool = True) -> Iterator[bool]:
-    """Lock a file, which is created, while the block runs; the system releases the lock of a killed process.
+    """Lock an existing folder, or a file, which is created; the system releases the lock of a killed process.
 
     Gives whether it is locked. That is false if another process has the lock and `wait` is false.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w") as handle:
-        locked = True
-        if fcntl is not None:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                locked = False
-            except OSError:  # a file system without locks
-                pass
+    if fcntl is None:
+        yield True
+        return
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT, 0o666)
+    locked = True
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            locked = False
+        except OSError:  # a file system without locks
+            pass
         yield locked
+    finally:
+        os.close(handle)
 
 
 # --- outputs ----------------------------------------------------------------------------------------------------------

@@ -33,6 +33,9 @@ TRAINED = ("captioner", "retriever")
 # Sections whose other keys depend on their `name`.
 COMPONENTS = (*TRAINED, "objective")
 
+# Keys of `data` that are paths.
+DATA_PATHS = ("source", "prepared")
+
 Content = dict[str, Any]
 
 
@@ -258,6 +261,8 @@ class _Files:
         _drop_empty_roles(content)
         # A target has the architecture of the model it starts from; a role may have another.
         for name, section in _upstreams(content).items():
+            if is_run_recipe(path) and not all(map(os.path.exists, _places(section))):
+                continue  # all keys are in the run's recipe; only training needs the upstream
             places = _upstream_paths(section["from"], path, f"{path}: {name}.from")
             section["from"] = [str(place) for place in places] if isinstance(section["from"], list) else str(places[0])
             inherited = self.content(places[0], (), content["budget"], (*above, key[0]))
@@ -276,6 +281,8 @@ class _Files:
         if path.resolve() in above:
             raise RecipeError(f"{path}: this recipe extends itself; change its extends")
         content = read_yaml(path)
+        if is_run_recipe(path):
+            _resolve_in_run(content, path.parent)
         for section in _upstreams(content).values():
             section["from"] = _beside(section["from"], (*above, path.resolve()))
         named = content.pop("extends", None)
@@ -317,12 +324,34 @@ def merge_recipes(own: Content, base: Content) -> Content:
 
 
 def _find_data(content: Content, path: Path) -> None:
-    """Resolve data paths relative to the recipe, as in run folders; others stay relative to the current folder."""
+    """Resolve data paths relative to the recipe if they exist there; others stay relative to the current folder."""
     data = content.get("data")
-    for key in ("source", "prepared"):
+    for key in DATA_PATHS:
         named = data.get(key) if isinstance(data, dict) else None
         if isinstance(named, str) and named != "scenes" and (path.parent / named).exists():
-            content["data"][key] = os.path.normpath(path.parent / named)
+            content["data"][key] = os.path.abspath(path.parent / named)
+
+
+def is_run_recipe(path: Path) -> bool:
+    """Whether this is the recipe of a run folder."""
+    return path.name == "recipe.yaml" and (path.parent / "run.json").is_file()
+
+
+def _resolve_in_run(content: Content, folder: Path) -> None:
+    """Make the paths in a run's recipe absolute. They are relative to the run folder, never to the current one."""
+    base = os.path.realpath(folder)
+
+    def resolve(named: str) -> str:
+        return os.path.normpath(os.path.join(base, named))
+
+    data = content.get("data")
+    for key in DATA_PATHS:
+        named = data.get(key) if isinstance(data, dict) else None
+        if isinstance(named, str) and (key, named) != ("source", "scenes"):
+            content["data"][key] = resolve(named)
+    for section in _upstreams(content).values():
+        named = section["from"]
+        section["from"] = [resolve(one) for one in named] if isinstance(named, list) else resolve(named)
 
 
 def _apply_budget(content: Content, budget: str | None, path: Path) -> None:
@@ -362,6 +391,11 @@ def _upstreams(content: Content) -> dict[str, Content]:
         if isinstance(section, dict) and (isinstance(named, str) or whole):
             found[name] = section
     return found
+
+
+def _places(section: Content) -> list[str]:
+    named = section["from"]
+    return named if isinstance(named, list) else [named]
 
 
 def _upstream_paths(named: str | list[str], recipe: Path, where: str) -> list[Path]:
@@ -408,6 +442,8 @@ def _objective_problems(recipe: Recipe, files: _Files) -> list[str]:
             problems.append(f"roles.{role}: the {objective.name} objective has no such role{known}")
             continue
         for place in upstream.places:
+            if not Path(place).exists():
+                continue  # of a finished run; training it again fails with an error
             found = files.content(Path(place), (), recipe.budget)
             kind = "captioner" if found.get("retriever") is None else "retriever"
             if kind != needed[role]:

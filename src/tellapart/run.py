@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tellapart.captioners.base import Captioner
-from tellapart.data.prepare import Prepared, prepare
+from tellapart.data.prepare import Prepared, open_dataset, prepare
 from tellapart.encoders.base import accelerator
 from tellapart.errors import RunError
 from tellapart.files import find_or_make, read_json
@@ -39,8 +39,20 @@ class Run:
 
     @cached_property
     def data(self) -> Prepared:
-        """Records and features; encoded now if they are missing."""
-        return prepare(self.recipe.data)
+        """Records and features; features that are missing, or of changed pictures, are encoded now.
+
+        A `RunError` is raised if the captions, splits or image names are not those of the training.
+        """
+        check_data_exists(self.folder, self.recipe)
+        dataset = open_dataset(self.recipe.data)
+        trained_on = read_json(self.folder / "run.json", "run state")["made_from"]["data"]
+        if dataset.digest != trained_on:
+            raise RunError(
+                f"{self.folder}: the data set {dataset.name} ({self.recipe.data.source}) is not the one this run was "
+                "trained on: its captions, splits or image names have changed; restore it, write the place of the "
+                f"right one into {self.folder / 'recipe.yaml'} (data.source), or train again"
+            )
+        return prepare(self.recipe.data, dataset=dataset)
 
     @cached_property
     def model(self) -> Any:
@@ -75,7 +87,8 @@ class Run:
             made_from: plain data that decides the content, besides the model's weights and the data.
             make: computes the content.
         """
-        basis = {"model": self.model_digest, "data": self.data.dataset.digest, "made_from": made_from}
+        data = [self.data.dataset.digest, self.data.pictures_digest()]
+        basis = {"model": self.model_digest, "data": data, "made_from": made_from}
         return find_or_make(self.folder / name, basis, make)
 
 
@@ -91,3 +104,13 @@ def open_run(folder: str | Path) -> Run:
 def check_run_folder(folder: Path) -> None:
     if not (folder / "recipe.yaml").exists():
         raise RunError(f"{folder}: this is not a run folder (recipe.yaml is missing); 'tellapart train' makes one")
+
+
+def check_data_exists(folder: Path, recipe: Recipe) -> None:
+    """Raise if the data set of a run is not where its recipe says."""
+    source = recipe.data.source
+    if source != "scenes" and not Path(source).exists():
+        raise RunError(
+            f"{folder / 'recipe.yaml'}: data.source: '{source}' does not exist; if the data has moved, write its new "
+            "place there (absolute, or relative to the run folder)"
+        )

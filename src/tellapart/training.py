@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -38,8 +38,8 @@ from tellapart.files import (
 from tellapart.models import Model, load_model, model_digest
 from tellapart.objectives.base import Objective, Roles
 from tellapart.progress import OnProgress, show_progress
-from tellapart.recipe import Recipe, Upstream, read_recipe
-from tellapart.run import Run, check_run_folder, open_run
+from tellapart.recipe import DATA_PATHS, Recipe, Upstream, read_recipe
+from tellapart.run import Run, check_data_exists, check_run_folder, open_run
 
 T = TypeVar("T")
 
@@ -77,7 +77,9 @@ def resume(folder: str | Path) -> Run:
     """
     folder = Path(folder)
     check_run_folder(folder)
-    return run_recipe(Recipe.load(folder / "recipe.yaml"), folder.parent, folder)
+    recipe = Recipe.load(folder / "recipe.yaml")
+    check_data_exists(folder, recipe)
+    return run_recipe(recipe, folder.parent, folder)
 
 
 def train_in_rounds(recipe: Recipe, rounds: int, runs: Path = Path("runs")) -> list[Run]:
@@ -151,7 +153,7 @@ def run_recipe(
             held.enter_context(_lock(folder))
             if _is_finished(folder, key, made_from):
                 return False
-            write_json(state_path, state)
+            write_json(state_path, state)  # first: paths in a recipe beside it are relative to the folder
             _write_recipe(recipe, upstreams, folder)
             return True
 
@@ -214,6 +216,8 @@ def _made_from(recipe: Recipe, prepared: Prepared, upstreams: Upstreams) -> dict
         "data": prepared.dataset.digest,
         "upstreams": {role: found[0] if len(found) == 1 else found for role, found in digests.items()},
     }
+    if recipe.data.source != "scenes":  # the captions of scenes decide their pictures
+        described["pictures"] = prepared.pictures_digest("train", "val")
     encoder = prepared.store.encoder
     if ":" in encoder.name:  # a model in a local folder, whose content may change
         described["encoder"] = encoder.digest
@@ -233,6 +237,14 @@ def _digest_of_named(path: Path, name: str) -> str:
 def _upstreams(recipe: Recipe, runs: Path, on_progress: OnProgress | None) -> Upstreams:
     """The runs of all models that a recipe uses; upstream recipes are trained now."""
     named = {"start": recipe.start} if recipe.start is not None else {}
+    for role, upstream in {**named, **recipe.roles}.items():
+        for place in upstream.places:
+            if not Path(place).exists():
+                key = "start.from" if role == "start" else f"roles.{role}.from"
+                raise RecipeError(
+                    f"{recipe.name}: {key}: '{place}' does not exist; if it has moved, write its new place into "
+                    "the recipe"
+                )
     return {
         role: [_upstream(place, recipe, runs, on_progress) for place in upstream.places]
         for role, upstream in {**named, **recipe.roles}.items()
@@ -265,14 +277,30 @@ def _portable(recipe: Recipe, upstreams: Upstreams, folder: Path) -> Recipe:
     """The recipe with its upstream recipes replaced by their runs; paths relative to this run's folder."""
     named: dict[str, Upstream] = {}
     for role, runs in upstreams.items():
-        places = [os.path.relpath(run.folder, folder) for run in runs]
+        places = [_relative_place(run.folder, folder) for run in runs]
         named[role] = Upstream.model_validate({"from": places[0] if len(places) == 1 else places})
-    places_of_data = {key: os.path.relpath(getattr(recipe.data, key), folder) for key in ("source", "prepared")}
-    if not Path(recipe.data.source).exists():  # 'scenes'
+    places_of_data = {key: _relative_place(getattr(recipe.data, key), folder) for key in DATA_PATHS}
+    if recipe.data.source == "scenes":
         del places_of_data["source"]
     data = recipe.data.model_copy(update=places_of_data)
     start = named.pop("start", None)
     return recipe.model_copy(update={"data": data, "start": start, "roles": named})
+
+
+def _relative_place(path: str | Path, folder: Path) -> str:
+    """A path relative to a run folder, so that both can be moved together.
+
+    It is absolute if they have no common parent, or if a link would lead elsewhere.
+    """
+    real = os.path.realpath(folder)
+    for target, base in ((os.path.abspath(path), os.path.abspath(folder)), (os.path.realpath(path), real)):
+        with suppress(ValueError):  # on different drives
+            common = os.path.commonpath([target, base])
+            relative = os.path.relpath(target, base)
+            same = os.path.realpath(os.path.join(real, relative)) == os.path.realpath(path)
+            if same and common != os.path.dirname(common):
+                return relative
+    return os.path.abspath(path)
 
 
 # --- what is trained --------------------------------------------------------------------------------------------------

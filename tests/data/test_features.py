@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +25,7 @@ from tellapart.data import features
 from tellapart.data.features import FeatureStore, Part, encode_batches, write_store
 from tellapart.data.records import Dataset, Record
 from tellapart.encoders.base import EncoderIdentity
-from tellapart.errors import StoreError
+from tellapart.errors import DataError, StoreError
 
 IMAGES, SHARD, BATCH, SIZE = 50, 12, 5, 8
 
@@ -126,7 +130,8 @@ def test_the_store_holds_what_the_encoder_gave(dataset: Dataset, tmp_path: Path,
     assert store.records == dataset.digest
     assert progress[-1] == (IMAGES, IMAGES)
     assert [done for done, _ in progress] == sorted({done for done, _ in progress})
-    assert sorted(path.name for path in (tmp_path / "store").iterdir()) == ["features.npy", "manifest.json"]
+    names = sorted(path.name for path in (tmp_path / "store").iterdir())
+    assert names == ["features.npy", "manifest.json", "pictures.npy"]
 
 
 def test_a_batch_reads_the_right_rows(dataset: Dataset, tmp_path: Path, expected: np.ndarray) -> None:
@@ -187,7 +192,17 @@ def write_in_a_process(root: Path, part: Part, seconds: float) -> None:
     write_store(root / "store", dataset, FakeEncoder(seconds=seconds), part=part)
 
 
-def test_two_processes_write_what_one_writes(dataset: Dataset, tmp_path: Path) -> None:
+@pytest.mark.parametrize("begun", ["new", "damaged", "changed"])
+def test_two_processes_write_what_one_writes(
+    dataset: Dataset, tmp_path: Path, interrupt: Callable[[int], int], begun: str
+) -> None:
+    if begun == "damaged":
+        interrupt(40)
+        next((tmp_path / "store").glob("writing-*/features.npy")).write_bytes(b"")
+    elif begun == "changed":
+        write_store(tmp_path / "store", dataset, FakeEncoder())
+        for number in (1, SHARD + 1, SHARD + 2):
+            replace_picture(dataset, number, (number, 250, 7))
     write_store(tmp_path / "whole", dataset, FakeEncoder())
     spawn = multiprocessing.get_context("spawn")
     workers = [spawn.Process(target=write_in_a_process, args=(tmp_path, Part(i, 2), 0.01)) for i in range(2)]
@@ -222,7 +237,7 @@ print(prepare_part(settings, features.Part.parse(sys.argv[2])) is not None)
     store = FeatureStore.open(manifest.parent)
     assert store.skipped == frozenset()
     assert (store.pooled(range(20)) != 0).any(axis=1).all()
-    assert sorted(path.name for path in manifest.parent.iterdir()) == ["features.npy", "manifest.json"]
+    assert sorted(path.name for path in manifest.parent.iterdir()) == ["features.npy", "manifest.json", "pictures.npy"]
 
 
 def test_parts_one_after_the_other(dataset: Dataset, tmp_path: Path) -> None:
@@ -360,7 +375,8 @@ def test_a_fixed_picture_is_read_on_the_next_call(dataset: Dataset, tmp_path: Pa
     store = write_store(tmp_path / "store", dataset, encoder)
     assert store is not None
     assert not store.skipped
-    assert encoder.encoded == SHARD, "only its shard is encoded again"
+    assert encoder.encoded == 1, "only this picture is encoded again"
+    write_store(tmp_path / "whole", dataset, FakeEncoder())  # takes the new time of the file
     assert same_store(tmp_path / "store", tmp_path / "whole")
 
 
@@ -388,22 +404,247 @@ def test_a_full_disk_is_an_error_and_loses_nothing(
     assert same_store(tmp_path / "store", tmp_path / "whole")
 
 
-def test_a_damaged_store_is_refused(dataset: Dataset, tmp_path: Path) -> None:
+# --- changed pictures -----------------------------------------------------------------------------------------------
+
+
+def replace_picture(dataset: Dataset, number: int, colour: tuple[int, int, int]) -> None:
+    Image.new("RGB", (SIZE, SIZE), colour).save(dataset.root / f"{number}.png")
+
+
+def later(path: Path, seconds: int = 5) -> None:
+    """Give a file another modification time."""
+    os.utime(path, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns + seconds * 10**9))
+
+
+def test_replaced_pictures_are_encoded_again(dataset: Dataset, tmp_path: Path, expected: np.ndarray) -> None:
+    before = write_store(tmp_path / "store", dataset, FakeEncoder())
+    for number in (3, 40, 41):
+        replace_picture(dataset, number, (number, 250, 7))
+    encoder = FakeEncoder()
+    after = write_store(tmp_path / "store", dataset, encoder)
+    assert before is not None
+    assert after is not None
+    assert encoder.encoded == 3
+    whole = write_store(tmp_path / "whole", dataset, FakeEncoder())
+    assert whole is not None
+    assert same_store(tmp_path / "store", tmp_path / "whole")
+    assert not np.array_equal(after.grid([3]), before.grid([3]))
+    assert np.array_equal(before.grid(range(IMAGES)), expected.astype(np.float16)), "an open store keeps its features"
+    assert after.pictures_digest() == whole.pictures_digest() != before.pictures_digest()
+    assert after.pictures_digest([0, 1, 2]) == before.pictures_digest([0, 1, 2])
+
+
+def test_a_picture_of_the_same_size_in_bytes_is_noticed(dataset: Dataset, tmp_path: Path) -> None:
+    path = dataset.root / "3.png"
+    write_store(tmp_path / "store", dataset, FakeEncoder())
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    later(path)
+    encoder = FakeEncoder()
+    write_store(tmp_path / "store", dataset, encoder)
+    assert encoder.encoded == 1
+
+
+def test_touched_and_copied_pictures_are_not_encoded_again(dataset: Dataset, tmp_path: Path) -> None:
+    before = write_store(tmp_path / "store", dataset, FakeEncoder())
+    later(dataset.root / "3.png")
+    encoder = FakeEncoder()
+    touched = write_store(tmp_path / "store", dataset, encoder)
+    shutil.copytree(dataset.root, tmp_path / "copy", copy_function=shutil.copyfile)
+    for path in (tmp_path / "copy").iterdir():
+        later(path)
+    copied = write_store(tmp_path / "store", replace(dataset, root=tmp_path / "copy"), encoder)
+    assert encoder.encoded == 0
+    assert before is not None
+    assert touched is not None
+    assert copied is not None
+    assert before.pictures_digest() == touched.pictures_digest() == copied.pictures_digest()
+    times = np.load(tmp_path / "store" / "pictures.npy")["time"]
+    assert times[0] == (tmp_path / "copy" / "0.png").stat().st_mtime_ns, "the content is not read every time"
+
+
+def test_features_stay_when_pictures_are_gone(dataset: Dataset, tmp_path: Path) -> None:
+    write_store(tmp_path / "store", dataset, FakeEncoder())
+    shutil.rmtree(dataset.root)
+    encoder = FakeEncoder()
+    store = write_store(tmp_path / "store", dataset, encoder)
+    assert store is not None
+    assert not store.skipped
+    assert encoder.encoded == 0
+
+
+def test_too_many_newly_broken_pictures_leave_the_store_as_it_is(dataset: Dataset, tmp_path: Path) -> None:
+    write_store(tmp_path / "store", dataset, FakeEncoder())
+    before = (tmp_path / "store" / "features.npy").read_bytes()
+    break_pictures(dataset, [3, 4])
+    for _ in range(2):
+        with pytest.raises(StoreError, match="2 of 50 pictures cannot be read"):
+            write_store(tmp_path / "store", dataset, FakeEncoder())
+        assert (tmp_path / "store" / "features.npy").read_bytes() == before
+    store = write_store(tmp_path / "store", dataset, FakeEncoder(), max_skipped=0.04)
+    assert store is not None
+    assert store.skipped == {"3", "4"}
+
+
+def test_an_interrupted_refresh_continues(
+    dataset: Dataset, tmp_path: Path, interrupt: Callable[[int], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_store(tmp_path / "store", dataset, FakeEncoder(concurrency=1))
+    changed = [*range(12), 13, 30, 45]
+    for number in changed:
+        replace_picture(dataset, number, (number, 250, 7))
+    with pytest.raises(KeyboardInterrupt):
+        write_store(tmp_path / "store", dataset, FakeEncoder(stop_after=13, concurrency=1))
+    assert len(FeatureStore.open(tmp_path / "store")) == IMAGES, "the finished store stays until the new one is whole"
+    encoder = FakeEncoder()
+    write_store(tmp_path / "store", dataset, encoder)
+    assert 0 < encoder.encoded < len(changed)
+    write_store(tmp_path / "whole", dataset, FakeEncoder())
+    assert same_store(tmp_path / "store", tmp_path / "whole")
+
+
+def test_parts_refresh_their_own_shards(dataset: Dataset, tmp_path: Path) -> None:
+    write_store(tmp_path / "store", dataset, FakeEncoder())
+    replace_picture(dataset, 1, (1, 250, 7))
+    replace_picture(dataset, SHARD + 1, (2, 250, 7))
+    encoders = [FakeEncoder(), FakeEncoder()]
+    assert write_store(tmp_path / "store", dataset, encoders[0], part=Part(0, 2)) is None
+    assert write_store(tmp_path / "store", dataset, encoders[1], part=Part(1, 2)) is not None
+    assert [encoder.encoded for encoder in encoders] == [1, 1]
+    write_store(tmp_path / "whole", dataset, FakeEncoder())
+    assert same_store(tmp_path / "store", tmp_path / "whole")
+
+
+@pytest.mark.parametrize("name", ["features.npy", "pictures.npy", "manifest.json", None])
+def test_killed_while_replacing(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str | None
+) -> None:
+    """Before a file is renamed, or (None) before the folder for writing is removed."""
+    before = write_store(tmp_path / "store", dataset, FakeEncoder())
+    assert before is not None
+    replace_picture(dataset, 3, (3, 250, 7))
+    real = os.replace
+
+    def killed(source: Path, target: Path) -> None:
+        if target == tmp_path / "store" / str(name):
+            raise KeyboardInterrupt
+        real(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", killed)
+        if name is None:
+            patch.setattr(shutil, "rmtree", lambda path, ignore_errors: None)
+        with nullcontext() if name is None else pytest.raises(KeyboardInterrupt):
+            write_store(tmp_path / "store", dataset, FakeEncoder())
+    middle = write_store(tmp_path / "store", dataset, FakeEncoder())
+    assert middle is not None
+    kept_features = middle.grid([4]).copy()
+    replace_picture(dataset, 4, (4, 250, 7))
+    write_store(tmp_path / "store", dataset, FakeEncoder())
+    assert np.array_equal(middle.grid([4]), kept_features), "an open store is not written to"
+    write_store(tmp_path / "whole", dataset, FakeEncoder())
+    assert same_store(tmp_path / "store", tmp_path / "whole")
+
+
+def test_changed_pictures_in_a_tar(dataset: Dataset, tmp_path: Path) -> None:
+    def pack() -> None:
+        with tarfile.open(tmp_path / "pictures.tar", "w") as tar:
+            for record in dataset:
+                tar.add(dataset.path(record), record.image)
+
+    pack()
+    inside = tuple(replace(record, image=f"pictures.tar/{record.image}") for record in dataset)
+    packed = Dataset("packed", tmp_path, inside)
+    write_store(tmp_path / "store", packed, FakeEncoder())
+    later(tmp_path / "pictures.tar")
+    encoder = FakeEncoder()
+    write_store(tmp_path / "store", packed, encoder)
+    assert encoder.encoded == 0
+    replace_picture(dataset, 20, (3, 250, 7))
+    pack()
+    later(tmp_path / "pictures.tar", 10)
+    write_store(tmp_path / "store", packed, encoder)
+    assert encoder.encoded == 1
+
+
+# --- damaged files --------------------------------------------------------------------------------------------------
+
+
+def damage(path: Path, how: str) -> None:
+    content = path.read_bytes() if path.exists() else b""
+    if how == "gone":
+        path.unlink()
+    elif how == "dtype":
+        np.save(path, np.zeros((IMAGES, 3, 3), np.float32))
+    elif how == "shape":
+        np.save(path, np.zeros((IMAGES, 3, 4), np.float16))
+    else:
+        noise = os.urandom(len(content))
+        path.write_bytes({"empty": b"", "short": content[:-100], "noise": noise, "other": b'{"encoder": 5}'}[how])
+
+
+DAMAGE = ["gone", "empty", "short", "noise", "dtype", "shape"]
+
+
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [
+        *((name, how) for name in ("features.npy", "pictures.npy") for how in DAMAGE),
+        *(("manifest.json", how) for how in ("gone", "empty", "short", "noise", "other")),
+    ],
+)
+def test_a_damaged_store_is_encoded_again(
+    dataset: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, how: str
+) -> None:
     folder = tmp_path / "store"
     write_store(folder, dataset, FakeEncoder())
-    manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
-    whole = (folder / "features.npy").read_bytes()
-    (folder / "manifest.json").write_text(json.dumps({**manifest, "shape": [IMAGES, 3, 4]}), encoding="utf-8")
-    with pytest.raises(StoreError, match=r"features\.npy does not match its manifest"):
+    write_store(tmp_path / "whole", dataset, FakeEncoder())
+    damage(folder / name, how)
+    with pytest.raises((StoreError, DataError), match=r"tellapart prepare|manifest\.json: not"):
         FeatureStore.open(folder)
-    (folder / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
-    assert len(FeatureStore.open(folder)) == IMAGES
-    (folder / "features.npy").write_bytes(whole[:-100])
-    with pytest.raises(StoreError, match=r"store: features\.npy cannot be read"):
-        FeatureStore.open(folder)
-    os.unlink(folder / "features.npy")
-    with pytest.raises(StoreError, match=r"store: features\.npy cannot be read"):
-        FeatureStore.open(folder)
+    encoder = FakeEncoder()
+    assert write_store(folder, dataset, encoder) is not None
+    assert encoder.encoded == IMAGES
+    if (name, how) != ("manifest.json", "gone"):
+        assert f"{name}: " in capsys.readouterr().err
+    (folder / "features.damaged.npy").unlink(missing_ok=True)
+    assert same_store(folder, tmp_path / "whole")
+
+
+def test_a_damaged_array_is_set_aside(dataset: Dataset, tmp_path: Path) -> None:
+    write_store(tmp_path / "store", dataset, FakeEncoder())
+    (tmp_path / "store" / "features.npy").write_bytes(b"half")
+    write_store(tmp_path / "store", dataset, FakeEncoder())
+    assert (tmp_path / "store" / "features.damaged.npy").read_bytes() == b"half"
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+def test_a_damaged_array_that_is_being_written(
+    dataset: Dataset, tmp_path: Path, interrupt: Callable[[int], int], how: str
+) -> None:
+    assert interrupt(40) > 0
+    (array,) = (tmp_path / "store").glob("writing-*/features.npy")
+    damage(array, how)
+    encoder = FakeEncoder()
+    write_store(tmp_path / "store", dataset, encoder)
+    assert encoder.encoded == IMAGES, "nothing is taken from a damaged array"
+    write_store(tmp_path / "whole", dataset, FakeEncoder())
+    assert same_store(tmp_path / "store", tmp_path / "whole")
+
+
+@pytest.mark.parametrize(
+    "content", ["", "{", "[1, 2]\n" * SHARD, '[1, 2, "zz", null]\n' * SHARD, '[1, 2, "", null]\n' * SHARD, "5\n"]
+)
+def test_a_damaged_marker(dataset: Dataset, tmp_path: Path, interrupt: Callable[[int], int], content: str) -> None:
+    finished = interrupt(40)
+    marker = next((tmp_path / "store").glob("writing-*/shard-*.done"))
+    marker.write_text(content, encoding="utf-8")
+    encoder = FakeEncoder()
+    write_store(tmp_path / "store", dataset, encoder)
+    assert encoder.encoded == IMAGES - finished + SHARD, "its shard is encoded again"
+    write_store(tmp_path / "whole", dataset, FakeEncoder())
+    assert same_store(tmp_path / "store", tmp_path / "whole")
 
 
 def test_folders_of_the_users_are_not_removed(dataset: Dataset, tmp_path: Path) -> None:
@@ -412,7 +653,7 @@ def test_folders_of_the_users_are_not_removed(dataset: Dataset, tmp_path: Path) 
     notes.write_text("mine", encoding="utf-8")
     write_store(tmp_path / "store", dataset, FakeEncoder())
     names = sorted(path.name for path in (tmp_path / "store").iterdir())
-    assert names == ["features.npy", "manifest.json", "writing-notes"]
+    assert names == ["features.npy", "manifest.json", "pictures.npy", "writing-notes"]
     assert notes.read_text(encoding="utf-8") == "mine"
 
 

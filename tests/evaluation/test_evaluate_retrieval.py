@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tellapart import cli
-from tellapart.data.features import Part
+from tellapart.data.features import FeatureStore, Part
 from tellapart.data.prepare import Prepared
 from tellapart.engine import loop
 from tellapart.errors import DataError, RecipeError, RunError
@@ -22,6 +22,7 @@ from tellapart.evaluation.compare import compare
 from tellapart.evaluation.evaluate import self_retrieval_study
 from tellapart.evaluation.evaluate_retrieval import compare_retrieval, evaluate_retrieval
 from tellapart.evaluation.retrieval import rank_split
+from tellapart.evaluation.spread import measure_spread
 from tellapart.files import read_json, read_jsonl
 from tellapart.metrics import summarize_retrieval
 from tellapart.models import model_folder
@@ -172,6 +173,26 @@ def test_figures_ranks_and_card(ranking: Run, monkeypatch: pytest.MonkeyPatch) -
     assert evaluate_retrieval(ranking, folds=2) == measured
     with pytest.raises(TypeError):
         evaluate_retrieval(ranking)  # other folds are measured anew
+
+
+def test_results_are_measured_again_when_pictures_change(ranking: Run, tmp_path: Path) -> None:
+    run = Run(Path(shutil.copytree(ranking.folder, tmp_path / "run")), ranking.recipe)
+    names = ("retrieval.json", "spread.json")
+
+    def measure(pictures: np.ndarray) -> list[int]:
+        data = ranking.data
+        store = FeatureStore(data.store._features, data.store.encoder, data.dataset.digest, pictures=pictures)
+        vars(run)["data"] = Prepared(data.dataset, store, data.folder)
+        evaluate_retrieval(run)
+        measure_spread(run)
+        return [(run.folder / name).stat().st_mtime_ns for name in names]
+
+    pictures = ranking.data.store.pictures.copy()
+    first = measure(pictures)
+    pictures["time"] += 1
+    assert measure(pictures) == first
+    pictures["content"][0] += 1
+    assert all(now != before for now, before in zip(measure(pictures), first, strict=True))
 
 
 def test_another_split_into_another_folder(ranking: Run, tmp_path: Path) -> None:

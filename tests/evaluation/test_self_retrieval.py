@@ -357,6 +357,11 @@ def test_what_was_kept_of_another_study_is_not_taken(tmp_path: Path) -> None:
         assert found is not None
         same(found, self_retrieval(captioner, STORE, ROWS, captions))
     assert len(list(tmp_path.iterdir())) == 3
+    pictures = STORE.pictures.copy()
+    pictures["content"][ROWS[0]] = 1
+    changed = FeatureStore(STORE._features, STORE.encoder, STORE.records, pictures=pictures)
+    self_retrieval_part(sharp_captioner(seed=1), changed, ROWS, CAPTIONS, tmp_path)
+    assert len(list(tmp_path.iterdir())) == 4, "nor what was kept of other pictures"
 
 
 # --- the command ----------------------------------------------------------------------------------------------------

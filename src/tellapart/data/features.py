@@ -1,20 +1,27 @@
 """The feature store: region grids and pooled features of every image in one memory-mapped array.
 
 A finished store is a folder with `features.npy` (float16, `[images, regions + 1, width]`; the last region is the mean
-of the others), `manifest.json` (what it was made from) and, if pictures could not be read, `skipped.jsonl`. Opening it
-only maps the file; a batch reads only its own rows.
+of the others), `pictures.npy` (size, time and content digest of each picture file), `manifest.json` (what it was made
+from) and, if pictures could not be read, `skipped.jsonl`. Opening it only maps the array; a batch reads only its own
+rows.
 
 During writing, the array and one marker per finished shard are in `writing-PLAN/`. Every process divides the images
 into the same shards, so that several processes or machines can each write some of them, and a killed job continues
 with the missing ones. The finished files are the same either way.
+
+When pictures have changed, a copy of the store goes back to `writing-PLAN/`, the changed rows are encoded again, and
+the new array replaces the old one. A process that has the old array open keeps it. A damaged array is encoded again.
 """
 
 from __future__ import annotations
 
+import hashlib
+import math
 import os
 import shutil
+import sys
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -24,13 +31,16 @@ from typing import Any
 import numpy as np
 
 from tellapart.data.images import load_image
+from tellapart.data.pictures import PICTURE, Pictures, describe_picture, find_changed
 from tellapart.data.records import Dataset, Record
 from tellapart.encoders.base import EncoderIdentity, ImageEncoder
 from tellapart.errors import DataError, StoreError
-from tellapart.files import digest_of, read_json, read_jsonl, temporary_path, write_json, write_jsonl
+from tellapart.files import digest_of, lock, new_file, read_json, read_jsonl, temporary_path, write_json, write_jsonl
 
 SHARD = 256
 BATCH = 16
+
+_REPAIR = "'tellapart prepare' encodes the images again"
 
 
 class FeatureStore:
@@ -40,6 +50,7 @@ class FeatureStore:
         encoder: identity of the encoder.
         records: digest of the data set.
         skipped: ids of the images that could not be read; their rows are zero.
+        pictures: size, time and content of the picture files that were encoded, one entry per row.
 
     Example:
         >>> store = FeatureStore.open(Path("prepared/flickr8k-98dbe175/efficientnet-lite0"))    # doctest: +SKIP
@@ -48,28 +59,35 @@ class FeatureStore:
     """
 
     def __init__(
-        self, features: np.ndarray, encoder: EncoderIdentity, records: str, skipped: frozenset[str] = frozenset()
+        self,
+        features: np.ndarray,
+        encoder: EncoderIdentity,
+        records: str,
+        skipped: frozenset[str] = frozenset(),
+        pictures: Pictures | None = None,
     ) -> None:
         self._features = features
         self.encoder = encoder
         self.records = records
         self.skipped = skipped
+        self.pictures = np.zeros(len(features), PICTURE) if pictures is None else pictures
 
     @classmethod
     def open(cls, folder: Path) -> FeatureStore:
-        if not (folder / "manifest.json").exists():
+        path = folder / "manifest.json"
+        if not path.exists():
             raise StoreError(f"{folder}: no finished feature store here; run 'tellapart prepare' to make it")
-        manifest = read_json(folder / "manifest.json", "manifest")
+        manifest = read_json(path, "manifest")
         try:
-            features = np.load(folder / "features.npy", mmap_mode="r")
-        except (OSError, ValueError) as error:
-            raise StoreError(
-                f"{folder}: features.npy cannot be read ({error}); remove the folder and prepare again"
-            ) from None
-        if list(features.shape) != manifest["shape"]:
-            raise StoreError(f"{folder}: features.npy does not match its manifest; remove the folder and prepare again")
-        encoder = EncoderIdentity(**manifest["encoder"])
-        return cls(features, encoder, manifest["records"], frozenset(manifest["skipped"]))
+            encoder = EncoderIdentity(**manifest["encoder"])
+            shape = tuple(int(size) for size in manifest["shape"])
+            records, skipped = str(manifest["records"]), frozenset(manifest["skipped"])
+            images = shape[0]
+        except (KeyError, TypeError, ValueError, IndexError, OverflowError):
+            raise StoreError(f"{path}: is damaged; {_REPAIR}") from None
+        # `pictures.npy` is replaced after the array: if it is up to date, so is the array that is opened after it.
+        pictures = _read_pictures(folder / "pictures.npy", images)
+        return cls(_map_array(folder / "features.npy", shape), encoder, records, skipped, pictures)
 
     def __len__(self) -> int:
         return len(self._features)
@@ -84,6 +102,14 @@ class FeatureStore:
 
     def _read(self, rows: Sequence[int], part: slice | int) -> np.ndarray:
         return np.asarray(self._features[np.asarray(rows, dtype=np.int64), part], dtype=np.float32)
+
+    def pictures_digest(self, rows: Sequence[int] | None = None) -> str:
+        """Digest of the content of the encoded pictures, by default of all.
+
+        It does not depend on where the files are or when they were written.
+        """
+        content = self.pictures["content"]
+        return hashlib.sha256((content if rows is None else content[np.asarray(rows, np.int64)]).tobytes()).hexdigest()
 
     def check(self, dataset: Dataset, encoder: EncoderIdentity) -> None:
         """Raise if the store was made from other records or by another encoder."""
@@ -138,110 +164,240 @@ def write_store(
         The store, or `None` while shards of other parts are missing.
     """
     identity = encoder.identity
-    if (folder / "manifest.json").exists():
-        store = FeatureStore.open(folder)
-        store.check(dataset, identity)
-        _check_skipped(folder, len(store.skipped), len(dataset), max_skipped)
-        return store
+    shape = (len(dataset), identity.regions + 1, identity.width)
     plan = {
         "encoder": asdict(identity),
         "records": dataset.digest,
         "dtype": "float16",
-        "shape": [len(dataset), identity.regions + 1, identity.width],
+        "shape": list(shape),
         "shard": SHARD,
     }
     work = folder / f"writing-{digest_of(plan)[:16]}"
     try:
-        _write_shards(work, plan, dataset, encoder, part, on_progress)
-        return _finish(folder, work, plan, dataset, max_skipped)
+        store = _find_store(folder, shape)
+        if store is not None:
+            store.check(dataset, identity)
+            if not _update_pictures(folder, dataset, store):
+                _check_skipped(folder, len(store.skipped), len(dataset), max_skipped)
+                return store
+        _begin(work, shape, dataset, store)
+        _write_shards(work, shape, dataset, encoder, part, on_progress)
+        return _finish(folder, work, plan, dataset, part, max_skipped)
     except OSError as error:
+        if not work.exists() and (folder / "manifest.json").exists():  # another process has just finished the store
+            return FeatureStore.open(folder)
         raise StoreError(
             f"{folder}: the features could not be written ({error}); finished shards are kept, "
             "fix the cause and run the same command again"
         ) from None
 
 
-def _lay_out(work: Path, plan: dict[str, Any]) -> Path:
-    """Create an empty array of the planned size, unless another process has."""
-    work.mkdir(parents=True, exist_ok=True)
-    array = work / "features.npy"
-    temporary = temporary_path(array)
-    if not array.exists():
+# --- finished stores --------------------------------------------------------------------------------------------------
+
+
+def _find_store(folder: Path, shape: tuple[int, ...]) -> FeatureStore | None:
+    """The finished store. If there is none, or if it is damaged and must be encoded again, `None`."""
+    if not (folder / "manifest.json").exists():
+        return None
+    try:
+        return FeatureStore.open(folder)
+    except (StoreError, DataError) as error:
+        array = folder / "features.npy"
+        if array.exists() and _array_problem(array, shape) is not None:
+            os.replace(array, folder / "features.damaged.npy")
+        with suppress(FileNotFoundError):  # another process has set it aside, or is just finishing the store
+            (folder / "manifest.json").unlink()
+            print(f"{str(error).removesuffix(_REPAIR)}encoding the images again", file=sys.stderr, flush=True)
+        return None
+
+
+def _array_problem(path: Path, shape: tuple[int, ...]) -> str | None:
+    """What is wrong with an array's header or size. It is not mapped, since reading a short map kills the process."""
+    try:
+        with open(path, "rb") as file:
+            version = np.lib.format.read_magic(file)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            found, transposed, dtype = read(file)
+            size = file.tell() + math.prod(shape) * 2
+    except OSError:
+        raise
+    except Exception as error:  # numpy raises many kinds of errors for a damaged header
+        return f"its header is damaged: {error}"
+    if dtype != np.float16 or transposed or found != shape:
+        return f"it holds {dtype} {list(found)}, expected float16 {list(shape)}"
+    actual = path.stat().st_size
+    return None if actual == size else f"it has {actual:,} bytes, expected {size:,}"
+
+
+def _map_array(path: Path, shape: tuple[int, ...]) -> np.ndarray:
+    problem = _array_problem(path, shape) if path.exists() else "it is missing"
+    if problem is not None:
+        raise StoreError(f"{path}: is damaged ({problem}); {_REPAIR}")
+    offset = path.stat().st_size - math.prod(shape) * 2
+    return np.memmap(path, dtype=np.float16, mode="r", offset=offset, shape=shape)
+
+
+def _read_pictures(path: Path, images: int) -> Pictures:
+    try:
+        pictures = np.load(path, allow_pickle=False)
+    except Exception as error:  # numpy raises many kinds of errors for a damaged file
+        raise StoreError(f"{path}: is damaged ({error}); {_REPAIR}") from None
+    if pictures.dtype != PICTURE or pictures.shape != (images,):
+        raise StoreError(f"{path}: does not match the manifest; {_REPAIR}")
+    return np.asarray(pictures)
+
+
+def _write_pictures(folder: Path, pictures: Pictures) -> None:
+    with new_file(folder / "pictures.npy") as temporary, open(temporary, "wb") as handle:
+        np.save(handle, pictures)
+
+
+def _update_pictures(folder: Path, dataset: Dataset, store: FeatureStore) -> bool:
+    """Whether pictures have changed. Otherwise new sizes and times of touched or copied files are stored."""
+    before = store.pictures.copy()
+    if find_changed(dataset.root, dataset.records, store.pictures):
+        return True
+    if not np.array_equal(before, store.pictures):
+        with suppress(OSError):  # a store on a read-only disk: the content is compared again next time
+            _write_pictures(folder, store.pictures)
+    return False
+
+
+# --- writing ----------------------------------------------------------------------------------------------------------
+
+
+def _begin(work: Path, shape: tuple[int, ...], dataset: Dataset, store: FeatureStore | None) -> None:
+    """Make the folder for writing, unless a sound one is there: an empty array, or a copy of the finished store."""
+    folder, array = work.parent, work / "features.npy"
+    folder.mkdir(parents=True, exist_ok=True)
+    with lock(folder):
+        # A process killed after finishing leaves its array here. It is the finished one and must not be changed.
+        finished = store is not None and array.exists() and os.path.samefile(array, folder / "features.npy")
+        if array.exists() and not finished and _array_problem(array, shape) is None:
+            return
+        if work.exists():
+            _remove_folder(work)
+        temporary = temporary_path(work)
+        temporary.mkdir()
         try:
-            # A sparse file: only the header is written.
-            np.lib.format.open_memmap(temporary, mode="w+", dtype=np.float16, shape=tuple(plan["shape"])).flush()
-            os.link(temporary, array)
-        except FileExistsError:
-            pass  # created by another process in the meantime
+            if store is None:
+                # A sparse file: only the header is written.
+                np.lib.format.open_memmap(temporary / array.name, mode="w+", dtype=np.float16, shape=shape).flush()
+            else:
+                shutil.copyfile(folder / "features.npy", temporary / array.name)
+                reasons = {row["id"]: row["reason"] for row in _read_skipped(folder)}
+                for start in _shards(dataset):
+                    ids = [record.id for record in dataset.records[start : start + SHARD]]
+                    skipped = [reasons.get(id, "not readable") if id in store.skipped else None for id in ids]
+                    _write_marker(temporary, start, _Shard(store.pictures[start : start + SHARD], skipped))
+            os.rename(temporary, work)
         finally:
-            temporary.unlink(missing_ok=True)
-    return array
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _remove_folder(path: Path) -> None:
+    """Rename a folder, then remove it: a process killed meanwhile never leaves half of it under its name."""
+    temporary = temporary_path(path)
+    os.rename(path, temporary)
+    shutil.rmtree(temporary, ignore_errors=True)
 
 
 def _shards(dataset: Dataset) -> range:
     return range(0, len(dataset), SHARD)
 
 
+@dataclass(frozen=True)
+class _Shard:
+    """What was encoded into the rows of a shard: the picture files, and why a picture was skipped."""
+
+    pictures: Pictures
+    skipped: list[str | None]
+
+
 def _marker(work: Path, start: int) -> Path:
     return work / f"shard-{start:09d}.done"
 
 
-def _is_done(work: Path, start: int, dataset: Dataset) -> bool:
-    """Whether a shard is written and all pictures it skipped are still unreadable."""
-    marker = _marker(work, start)
-    if not marker.exists():
-        return False
-    return not any(_is_readable(dataset.root / row["image"]) for row in read_jsonl(marker))
+def _write_marker(work: Path, start: int, shard: _Shard) -> None:
+    entries = zip(shard.pictures, shard.skipped, strict=True)
+    rows = [[int(one["size"]), int(one["time"]), one["content"].tobytes().hex(), reason] for one, reason in entries]
+    write_jsonl(_marker(work, start), rows)
 
 
-def _is_readable(path: Path) -> bool:
+def _read_marker(work: Path, start: int, dataset: Dataset) -> _Shard | None:
+    """What is in a finished shard; `None` if its marker is missing or damaged, so that it is encoded again."""
     try:
-        load_image(path)
-    except DataError:
-        return False
-    return True
+        rows = read_jsonl(_marker(work, start))
+        pictures = np.array([(size, time, list(bytes.fromhex(content))) for size, time, content, _ in rows], PICTURE)
+    except (DataError, TypeError, ValueError, OverflowError):
+        return None
+    complete = len(rows) == len(dataset.records[start : start + SHARD])
+    return _Shard(pictures, [reason for *_, reason in rows]) if complete else None
 
 
 def _write_shards(
     work: Path,
-    plan: dict[str, Any],
+    shape: tuple[int, ...],
     dataset: Dataset,
     encoder: ImageEncoder,
     part: Part,
     on_progress: Callable[[int, int], None] | None,
 ) -> None:
-    """Encode and write the shards of this part that have no marker yet."""
-    mine = _shards(dataset)[part.index :: part.of]
-    missing = [start for start in mine if not _is_done(work, start, dataset)]
+    """Encode and write the rows of this part that are not written yet, or whose pictures have changed."""
+    missing: list[tuple[int, _Shard, list[int]]] = []
+    total = 0
+    for start in _shards(dataset)[part.index :: part.of]:
+        records = dataset.records[start : start + SHARD]
+        total += len(records)
+        shard = _read_marker(work, start, dataset)
+        if shard is None:
+            shard = _Shard(np.zeros(len(records), PICTURE), [None] * len(records))
+            rows = list(range(len(records)))
+        else:
+            rows = find_changed(dataset.root, records, shard.pictures)
+        if rows:
+            missing.append((start, shard, rows))
     if not missing:
         return
-    array = _lay_out(work, plan)
-    shards = [dataset.records[start : start + SHARD] for start in missing]
-    total = sum(len(dataset.records[start : start + SHARD]) for start in mine)
-    done = total - sum(map(len, shards))
-    batches = [records[at : at + BATCH] for records in shards for at in range(0, len(records), BATCH)]
-    encoded = encode_batches(dataset, batches, encoder)
-    # Plain writes, not through the memory map: a full disk then raises an error instead of killing the process.
-    layout = np.load(array, mmap_mode="r")
-    row_bytes = layout.nbytes // max(1, len(layout))
+    done = total - sum(len(rows) for _, _, rows in missing)
+
+    def described() -> Iterator[Sequence[Record]]:
+        """The batches. A picture is described before it is decoded: if it changes in between, it looks changed."""
+        for start, shard, rows in missing:
+            for batch in _batches(rows):
+                records = [dataset.records[start + row] for row in batch]
+                for row, record in zip(batch, records, strict=True):
+                    shard.pictures[row] = describe_picture(dataset.path(record))
+                yield records
+
+    encoded = encode_batches(dataset, described(), encoder)
+    # Plain writes, not through a memory map: a full disk then raises an error instead of killing the process.
+    array = work / "features.npy"
+    row_bytes = math.prod(shape[1:]) * 2
+    offset = array.stat().st_size - shape[0] * row_bytes
     with open(array, "r+b") as handle:
-        for start, records in zip(missing, shards, strict=True):
-            handle.seek(layout.offset + start * row_bytes)
-            skipped: list[dict[str, str]] = []
-            for _ in range(0, len(records), BATCH):
+        for start, shard, rows in missing:
+            for batch in _batches(rows):
                 features, broken = next(encoded)
-                handle.write(features.tobytes())
-                skipped += broken
-                done += len(features)
+                reasons = {row["id"]: row["reason"] for row in broken}
+                for row, feature in zip(batch, features, strict=True):
+                    handle.seek(offset + (start + row) * row_bytes)
+                    handle.write(feature.tobytes())
+                    shard.skipped[row] = reasons.get(dataset.records[start + row].id)
+                done += len(batch)
                 if on_progress is not None:
                     on_progress(done, total)
             handle.flush()
             os.fsync(handle.fileno())
-            write_jsonl(_marker(work, start), skipped)
+            _write_marker(work, start, shard)
+
+
+def _batches(rows: list[int]) -> list[list[int]]:
+    return [rows[at : at + BATCH] for at in range(0, len(rows), BATCH)]
 
 
 def encode_batches(
-    dataset: Dataset, batches: Sequence[Sequence[Record]], encoder: ImageEncoder
+    dataset: Dataset, batches: Iterable[Sequence[Record]], encoder: ImageEncoder
 ) -> Iterator[tuple[np.ndarray, list[dict[str, str]]]]:
     """Features of each batch of records in order, float16 with the mean last, and the pictures that were skipped.
 
@@ -277,35 +433,62 @@ def encode_batches(
         pool.shutdown(cancel_futures=True)
 
 
+def _read_skipped(folder: Path) -> list[dict[str, str]]:
+    path = folder / "skipped.jsonl"
+    return read_jsonl(path) if path.exists() else []
+
+
 def _check_skipped(folder: Path, skipped: int, of: int, max_skipped: float) -> None:
     if skipped > max_skipped * of:
-        path = folder / "skipped.jsonl"
+        first = "".join(f", first: {row['reason']}" for row in _read_skipped(folder)[:1])
         raise StoreError(
-            f"{path}: {skipped} of {of} pictures cannot be read, first: {read_jsonl(path)[0]['reason']}; "
+            f"{folder / 'skipped.jsonl'}: {skipped} of {of} pictures cannot be read{first}; "
             "fix them, or allow more with --max-skipped"
         )
 
 
 def _finish(
-    folder: Path, work: Path, plan: dict[str, Any], dataset: Dataset, max_skipped: float
+    folder: Path, work: Path, plan: dict[str, Any], dataset: Dataset, part: Part, max_skipped: float
 ) -> FeatureStore | None:
     """When every shard is written: list the skipped pictures, move the array into place, write the manifest.
 
-    Several processes may run this at once, and one may be killed at any line: every line can be run again.
+    Several processes may run this, and one may be killed at any line: every line can be run again.
     """
-    markers = [_marker(work, start) for start in _shards(dataset)]
-    try:
-        skipped = [row for marker in markers for row in read_jsonl(marker)]
-    except DataError:  # a marker is missing: another part is not done, or another process has just finished the store
-        return FeatureStore.open(folder) if (folder / "manifest.json").exists() else None
-    if skipped:
-        write_jsonl(folder / "skipped.jsonl", skipped)
-    else:
-        (folder / "skipped.jsonl").unlink(missing_ok=True)  # left by an earlier call, before the pictures were fixed
-    _check_skipped(folder, len(skipped), len(dataset), max_skipped)
-    with suppress(FileNotFoundError):  # moved by an earlier call or by another process
-        os.replace(work / "features.npy", folder / "features.npy")
-    write_json(folder / "manifest.json", {**plan, "skipped": [row["id"] for row in skipped]})
-    for left in folder.glob(f"writing-{16 * '[0-9a-f]'}"):
-        shutil.rmtree(left, ignore_errors=True)
-    return FeatureStore.open(folder)
+    array, starts = work / "features.npy", _shards(dataset)
+    with lock(folder):
+        if not array.exists():  # another process has just finished the store
+            shutil.rmtree(work, ignore_errors=True)
+            return FeatureStore.open(folder)
+        shards = [_read_marker(work, start, dataset) for start in starts]
+        whole = [shard for shard in shards if shard is not None]
+        if len(whole) < len(shards):
+            return None
+        mine = set(starts[part.index :: part.of])
+        for start, shard in zip(starts, whole, strict=True):
+            records = dataset.records[start : start + SHARD]
+            if start not in mine and find_changed(dataset.root, records, shard.pictures):
+                return None  # the part of another process
+        reasons = [reason for shard in whole for reason in shard.skipped]
+        skipped = [
+            {"id": record.id, "image": record.image, "reason": reason}
+            for record, reason in zip(dataset.records, reasons, strict=True)
+            if reason is not None
+        ]
+        if skipped:
+            write_jsonl(folder / "skipped.jsonl", skipped)
+        else:
+            (folder / "skipped.jsonl").unlink(missing_ok=True)  # from an earlier call, before the pictures were fixed
+        _check_skipped(folder, len(skipped), len(dataset), max_skipped)
+        (folder / "manifest.json").unlink(missing_ok=True)  # while the files of a finished store are replaced
+        # A second name, not a move: if this process is killed now, the next one finds everything in its place.
+        linked = temporary_path(folder / "features.npy")
+        try:
+            os.link(array, linked)
+            os.replace(linked, folder / "features.npy")
+        finally:
+            linked.unlink(missing_ok=True)  # also if both were names of one file, where replacing does nothing
+        _write_pictures(folder, np.concatenate([shard.pictures for shard in whole]))
+        write_json(folder / "manifest.json", {**plan, "skipped": [row["id"] for row in skipped]})
+        for left in folder.glob(f"writing-{16 * '[0-9a-f]'}"):
+            shutil.rmtree(left, ignore_errors=True)
+        return FeatureStore.open(folder)

@@ -23,9 +23,21 @@ class Prepared:
     store: FeatureStore
     folder: Path
 
+    def pictures_digest(self, *splits: str) -> str:
+        """Digest of the content of the pictures in these splits, by default of all pictures.
+
+        It is the same after the files were touched, copied or moved.
+        """
+        if not splits:
+            return self.store.pictures_digest()
+        return self.store.pictures_digest([row for row, one in enumerate(self.dataset) if one.split in splits])
+
 
 def prepare(
-    settings: DataSettings, on_progress: OnProgress | None = None, encoder: ImageEncoder | None = None
+    settings: DataSettings,
+    on_progress: OnProgress | None = None,
+    encoder: ImageEncoder | None = None,
+    dataset: Dataset | None = None,
 ) -> Prepared:
     """Read (or render) the data and encode its images, or reuse the result of an earlier call.
 
@@ -33,21 +45,26 @@ def prepare(
         settings: the recipe's `data` section.
         on_progress: called with the name of the task, the number done and the total.
         encoder: computes the features; by default `settings.encoder`.
+        dataset: the data set, if it has been read already.
     """
-    prepared = prepare_part(settings, WHOLE, on_progress, encoder)
+    prepared = prepare_part(settings, WHOLE, on_progress, encoder, dataset)
     assert prepared is not None, "no part can be missing when all are written"
     return prepared
 
 
 def prepare_part(
-    settings: DataSettings, part: Part, on_progress: OnProgress | None = None, encoder: ImageEncoder | None = None
+    settings: DataSettings,
+    part: Part,
+    on_progress: OnProgress | None = None,
+    encoder: ImageEncoder | None = None,
+    dataset: Dataset | None = None,
 ) -> Prepared | None:
     """Like `prepare`, but encode only one part of the images; `None` while parts of other processes are missing."""
 
     def report(what: str) -> Callable[[int, int], None]:
         return lambda done, of: on_progress(what, done, of) if on_progress is not None else None
 
-    dataset = open_dataset(settings, report("rendering scenes"))
+    dataset = dataset or open_dataset(settings, report("rendering scenes"))
     encoder = encoder or open_encoder(settings.encoder, device=accelerator())
     folder = Path(settings.prepared) / f"{dataset.name}-{dataset.digest[:8]}" / encoder.identity.folder
     store = write_store(

@@ -252,7 +252,8 @@ def run_captions(run: Run, split: str, images: int | None = None) -> list[dict[s
         said = decode_store(captioner, run.data.store, rows, decoding, line.update)
         return [{"id": id, **asdict(one)} for id, several in zip(ids, said, strict=True) for one in several]
 
-    made_from = [run.model_digest, run.data.dataset.digest, decoding.model_dump(mode="json"), ids]
+    data = [run.data.dataset.digest, run.data.pictures_digest()]
+    made_from = [run.model_digest, *data, decoding.model_dump(mode="json"), ids]
     rows = find_or_make_rows(path, made_from, make)
     found: dict[str, list[str]] = {}
     for row in rows:
@@ -303,6 +304,10 @@ def _measure(source: _Source, measure: CaptionScorer, options: _Options, keep: b
     made_from = [source.dataset.digest, source.split, source.captions, options.made_from()]
     if source.run is not None:
         made_from.append(source.run.model_digest)
+    if options.judge is not None:
+        made_from.append(options.judge.data.pictures_digest())
+    if source.run is not None or options.consensus is not None or options.similar is not None:
+        made_from.append(source.prepared().pictures_digest())
     path = source.path("scores.json")
     content = find_or_make(path, made_from, make) if keep else make()
     intervals = {

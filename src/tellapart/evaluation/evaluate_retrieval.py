@@ -93,7 +93,7 @@ def evaluate_retrieval(
         return content
 
     settings = retriever.settings.model_dump(mode="json")
-    made_from = [run.model_digest, run.data.dataset.digest, settings, split, folds]
+    made_from = [run.model_digest, run.data.dataset.digest, run.data.pictures_digest(), settings, split, folds]
     found = find_or_make(_path(folder, split), made_from, make)
     return RetrievalEvaluation(
         folder,

@@ -123,6 +123,7 @@ def rank_captions(
     basis: dict[str, Any] = {
         "judge": judge.digest,
         "data": judge.data.dataset.digest,
+        "pictures": judge.data.pictures_digest(),
         "captions": list(zip(ids, captions, strict=True)),
     }
     # A ranking that shows images also serves where none are shown.

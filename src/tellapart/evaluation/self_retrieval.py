@@ -189,7 +189,11 @@ class _Study:
                 "weights": weights.hexdigest(),
                 "captioner": [self.captioner.name, self.captioner.settings.model_dump(mode="json")],
                 "captions": [self.distinct, self.caption_of_image.tolist()],
-                "store": [self.store.records, asdict(self.store.encoder)],
+                "store": [
+                    self.store.records,
+                    asdict(self.store.encoder),
+                    self.store.pictures_digest(self.rows.tolist()),
+                ],
                 "rows": self.rows.tolist(),
                 "shown": self.shown,
             }
