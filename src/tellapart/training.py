@@ -25,12 +25,12 @@ from tellapart.engine.processes import on_first, open_fabric
 from tellapart.errors import RecipeError, RunError
 from tellapart.evaluation.hard_negatives import likely_captions
 from tellapart.evaluation.validation import measure_captions, measure_retrieval
-from tellapart.files import digest_of, digest_of_file, read_json, write_json, write_text
-from tellapart.models import Model, load_model, model_digest
+from tellapart.files import digest_of, digest_of_file, read_text, write_json, write_text
+from tellapart.models import Model, enough_memory, load_model, model_digest
 from tellapart.objectives.base import Objective, Roles
 from tellapart.progress import OnProgress, show_progress
 from tellapart.recipe import Recipe, Upstream, read_recipe
-from tellapart.run import Run, check_run_folder, open_run
+from tellapart.run import Run, check_run_folder, open_run, read_state
 
 try:
     import fcntl
@@ -132,15 +132,15 @@ def run_recipe(
     state_path = folder / "run.json"
     fabric.barrier()
     if state_path.exists():
-        state = read_json(state_path, "run state")
+        found = read_state(folder)
         # Without a checkpoint the folder's recipe may be a mistake; it is replaced.
-        if state["key"] != key and (folder / "checkpoints").exists():
-            changed = [part for part in made_from if state["made_from"].get(part) != made_from[part]]
+        if found.key != key and (folder / "checkpoints").exists():
+            changed = [part for part in made_from if found.made_from.get(part) != made_from[part]]
             raise RunError(
                 f"{folder}: holds another run (changed: {', '.join(changed)}); "
                 "choose another --out or remove the folder"
             )
-        if state["finished"]:
+        if found.finished:
             on_first(fabric, lambda: _write_recipe(recipe, upstreams, folder))  # its decoding may have changed
             return Run(folder, recipe)
     elif folder.is_dir() and any(folder.iterdir()):
@@ -227,7 +227,7 @@ def _upstream(place: str, recipe: Recipe, runs: Path, on_progress: OnProgress | 
 def _write_recipe(recipe: Recipe, upstreams: Upstreams, folder: Path) -> None:
     """Write `recipe.yaml`, unless it is there and unchanged."""
     path, text = folder / "recipe.yaml", _portable(recipe, upstreams, folder).to_yaml()
-    if not path.exists() or path.read_text(encoding="utf-8") != text:
+    if not path.exists() or read_text(path, "recipe") != text:
         write_text(path, text)
 
 
@@ -258,7 +258,8 @@ def _build(
         target = load_model(upstreams["start"][0].folder, recipe.trains, model_settings.model_dump())
     else:
         captions = [caption for record in prepared.dataset.split("train") for caption in record.captions]
-        target = model_class.make(model_settings, captions, recipe.data, prepared.store.encoder)
+        with enough_memory(recipe.trains, model_settings):
+            target = model_class.make(model_settings, captions, recipe.data, prepared.store.encoder)
     prepared.store.check(prepared.dataset, target.encoder)
     target.history = {"recipe": recipe.name}
     if recipe.training.steps != 0:  # otherwise the model is not trained here

@@ -26,10 +26,27 @@ from tellapart.data.images import load_image
 from tellapart.data.records import Dataset, Record
 from tellapart.encoders.base import EncoderIdentity, ImageEncoder
 from tellapart.errors import DataError, StoreError
-from tellapart.files import digest_of, read_json, read_jsonl, write_json, write_jsonl
+from tellapart.files import Stored, check_regular, digest_of, read_model, read_models, write_json, write_jsonl
 
 SHARD = 256
 BATCH = 16
+
+
+class Manifest(Stored):
+    """`manifest.json`: what a store was made from."""
+
+    encoder: EncoderIdentity
+    records: str
+    shape: tuple[int, int, int]
+    skipped: list[str]
+
+
+class Skipped(Stored):
+    """A row of `skipped.jsonl`: a picture that could not be read."""
+
+    id: str
+    image: str
+    reason: str
 
 
 class FeatureStore:
@@ -58,17 +75,16 @@ class FeatureStore:
     def open(cls, folder: Path) -> FeatureStore:
         if not (folder / "manifest.json").exists():
             raise StoreError(f"{folder}: no finished feature store here; run 'tellapart prepare' to make it")
-        manifest = read_json(folder / "manifest.json", "manifest")
+        remedy = "remove the folder and prepare again"
+        manifest = read_model(folder / "manifest.json", Manifest, "manifest", remedy, StoreError)
+        check_regular(folder / "features.npy")
         try:
             features = np.load(folder / "features.npy", mmap_mode="r")
-        except (OSError, ValueError) as error:
-            raise StoreError(
-                f"{folder}: features.npy cannot be read ({error}); remove the folder and prepare again"
-            ) from None
-        if list(features.shape) != manifest["shape"]:
-            raise StoreError(f"{folder}: features.npy does not match its manifest; remove the folder and prepare again")
-        encoder = EncoderIdentity(**manifest["encoder"])
-        return cls(features, encoder, manifest["records"], frozenset(manifest["skipped"]))
+        except Exception as error:  # numpy raises many kinds of errors for a broken file
+            raise StoreError(f"{folder}: features.npy cannot be read ({error}); {remedy}") from None
+        if not isinstance(features, np.ndarray) or features.dtype != np.float16 or features.shape != manifest.shape:
+            raise StoreError(f"{folder}: features.npy does not match its manifest; {remedy}")
+        return cls(features, manifest.encoder, manifest.records, frozenset(manifest.skipped))
 
     def __len__(self) -> int:
         return len(self._features)
@@ -88,10 +104,16 @@ class FeatureStore:
         """Raise if the store was made from other records or by another encoder."""
         if self.records != dataset.digest:
             raise StoreError(f"this feature store was made from other records than {dataset.name}; prepare it again")
+        if self.encoder.name != encoder.name:
+            raise StoreError(
+                f"data.encoder: these features of {dataset.name} are from {self.encoder.name}, and {encoder.name} is "
+                f"needed here; set data.encoder={encoder.name}"
+            )
         if self.encoder != encoder:
             raise StoreError(
-                f"this feature store was made by {self.encoder.name} with other weights or preprocessing "
-                f"than {encoder.name}; prepare the data again"
+                f"these features of {dataset.name} were made by {self.encoder.name} with other weights or "
+                "preprocessing than are needed here; use the same version of the encoder, or prepare the data again in "
+                "another folder (data.prepared)"
             )
 
 
@@ -186,10 +208,11 @@ def _marker(work: Path, start: int) -> Path:
 
 def _is_done(work: Path, start: int, dataset: Dataset) -> bool:
     """Whether a shard is written and all pictures it skipped are still unreadable."""
-    marker = _marker(work, start)
-    if not marker.exists():
+    try:
+        skipped = read_models(_marker(work, start), Skipped, "marker")
+    except DataError:  # missing or damaged: the shard is encoded again
         return False
-    return not any(_is_readable(dataset.root / row["image"]) for row in read_jsonl(marker))
+    return not any(_is_readable(dataset.root / row.image) for row in skipped)
 
 
 def _is_readable(path: Path) -> bool:
@@ -278,9 +301,10 @@ def encode_batches(
 def _check_skipped(folder: Path, skipped: int, of: int, max_skipped: float) -> None:
     if skipped > max_skipped * of:
         path = folder / "skipped.jsonl"
+        rows = read_models(path, Skipped, "list of pictures", "remove its folder and prepare again", StoreError)
+        first = f", first: {rows[0].reason}" if rows else ""
         raise StoreError(
-            f"{path}: {skipped} of {of} pictures cannot be read, first: {read_jsonl(path)[0]['reason']}; "
-            "fix them, or allow more with --max-skipped"
+            f"{path}: {skipped} of {of} pictures cannot be read{first}; fix them, or allow more with --max-skipped"
         )
 
 
@@ -293,17 +317,20 @@ def _finish(
     """
     markers = [_marker(work, start) for start in _shards(dataset)]
     try:
-        skipped = [row for marker in markers for row in read_jsonl(marker)]
-    except DataError:  # a marker is missing: another part is not done, or another process has just finished the store
+        skipped = [row for marker in markers for row in read_models(marker, Skipped, "marker")]
+    except DataError:
+        if all(marker.exists() for marker in markers):
+            raise
+        # A marker is missing: another part is not done, or another process has just finished the store.
         return FeatureStore.open(folder) if (folder / "manifest.json").exists() else None
     if skipped:
-        write_jsonl(folder / "skipped.jsonl", skipped)
+        write_jsonl(folder / "skipped.jsonl", [row.model_dump() for row in skipped])
     else:
         (folder / "skipped.jsonl").unlink(missing_ok=True)  # left by an earlier call, before the pictures were fixed
     _check_skipped(folder, len(skipped), len(dataset), max_skipped)
     if (work / "features.npy").exists():
         os.replace(work / "features.npy", folder / "features.npy")
-    write_json(folder / "manifest.json", {**plan, "skipped": [row["id"] for row in skipped]})
+    write_json(folder / "manifest.json", {**plan, "skipped": [row.id for row in skipped]})
     for left in folder.glob("writing-*"):
         shutil.rmtree(left, ignore_errors=True)
     return FeatureStore.open(folder)

@@ -18,7 +18,7 @@ from tellapart.data.scenes.chance import likely, pick, seeded
 from tellapart.data.scenes.drawing import render
 from tellapart.data.scenes.grammar import write_captions
 from tellapart.data.scenes.world import Group, Scene, content, sample_scene, sample_variant
-from tellapart.files import write_text
+from tellapart.files import Stored, read_model, write_text
 
 __all__ = [
     "VERSION",
@@ -46,6 +46,12 @@ class SceneRecord:
     """The attribute that differs from the family's first scene; None for that one and for single scenes."""
     scene: Scene
     captions: tuple[str, ...]
+
+
+class _SceneFile(Stored):
+    """`dataset.json` of rendered scenes, besides what a reader of Karpathy's layout checks."""
+
+    digest: str
 
 
 def make_scenes(train: int, val: int, test: int, seed: int = 0) -> list[SceneRecord]:
@@ -111,12 +117,12 @@ def write_scenes(
     records = make_scenes(train, val, test, seed)
     digest = scenes_digest(records)
     target = folder / "dataset.json"
-    if target.exists() and json.loads(target.read_text(encoding="utf-8")).get("digest") == digest:
+    if target.exists() and read_model(target, _SceneFile, "data set").digest == digest:
         return target
     # Images left by an interrupted call are used only if they were made for this digest.
     mark = folder / "images" / ".digest"
     mark.parent.mkdir(parents=True, exist_ok=True)
-    if not (mark.exists() and mark.read_text(encoding="ascii") == digest):
+    if not (mark.is_file() and mark.read_bytes() == digest.encode("ascii")):
         target.unlink(missing_ok=True)
         for record in records:
             (mark.parent / f"{record.id}.png").unlink(missing_ok=True)
