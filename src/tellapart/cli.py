@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from tellapart.errors import RecipeError, TellapartError, shorten
+from tellapart.errors import RecipeError, TellapartError
 from tellapart.progress import close_bars
 
 app = typer.Typer(
@@ -516,9 +516,8 @@ def main() -> None:
         _print_error(f"{error.filename or 'a file'}: {error.strerror or error}")
         sys.exit(2)
     except UnicodeEncodeError as error:
-        _print_error(
-            f"{shorten(ascii(error.object), 80)}: a name or text that is not valid Unicode; rename or change it"
-        )
+        text = ascii(error.object[max(0, error.start - 40) : error.end + 40])
+        _print_error(f"{text}: this name or text is not valid Unicode; rename or change it")
         sys.exit(2)
     except RecursionError:
         _print_error("an input file is nested too deeply; check the files of this command")

@@ -166,8 +166,8 @@ def _check_text(text: str, schema: type[T], where: str, remedy: str, error: type
         return checked
     except ValidationError as problems:
         first = problems.errors(include_url=False, include_input=False, include_context=False)[0]
-        key = ".".join(map(str, first["loc"]))
-        raise error(f"{where} ({shorten(f'{key}: ' if key else '')}{shorten(first['msg'])}); {remedy}") from None
+        reason = ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
+        raise error(f"{where} ({shorten(reason)}); {remedy}") from None
 
 
 @lru_cache(maxsize=64)
@@ -207,8 +207,8 @@ def find_or_make_rows(path: Path, made_from: Any, make: Callable[[], list[Any]],
             raise DataError(f"{path}: was not written by tellapart and is not overwritten; move it away")
         if _holds(mark, digest):
             return read_models(path, schema, "file of results")
-        path.unlink()
     rows = make()
+    path.unlink(missing_ok=True)  # so that the new mark never stands beside the old rows
     write_text(mark, digest)
     write_jsonl(path, rows)
     return read_models(path, schema, "file of results")

@@ -266,7 +266,7 @@ def enough_memory(kind: str, settings: BaseModel) -> Iterator[None]:
 
 def out_of_memory(error: BaseException) -> bool:
     """Whether torch or Python ran out of memory, or a size overflowed."""
-    words = ("not enough memory", "can't allocate memory", "out of memory", "overflow", "Storage size calculation")
+    words = ("not enough memory", "can't allocate memory", "out of memory", "multiplication overflow", "Storage size")
     return isinstance(error, MemoryError) or any(word in str(error) for word in words)
 
 

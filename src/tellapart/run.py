@@ -101,7 +101,7 @@ def open_run(folder: str | Path) -> Run:
 
 def read_state(folder: Path) -> RunState:
     """Read `run.json` of a run folder."""
-    remedy = "remove it and train again with 'tellapart train RECIPE --out RUN' in another folder"
+    remedy = "train again in another folder"
     return read_model(folder / "run.json", RunState, "run state", remedy, RunError)
 
 
