@@ -186,7 +186,7 @@ def test_a_label_twice(run: Run, tmp_path: Path) -> None:
     }
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "recipe.yaml").write_text(yaml.safe_dump(recipe), encoding="utf-8")
-    (tmp_path / "run" / "run.json").write_text('{"finished": true}', encoding="utf-8")
+    (tmp_path / "run" / "run.json").write_text('{"key": "", "made_from": {}, "finished": true}', encoding="utf-8")
     told = mistake(run("compare", "a=run", "b=run", "a=run", "--control", "b"))
     assert "'a' names two runs" in told
 
@@ -194,7 +194,7 @@ def test_a_label_twice(run: Run, tmp_path: Path) -> None:
 def test_an_unfinished_run_is_not_measured(run: Run, tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "recipe.yaml").write_text("name: x\n", encoding="utf-8")
-    (tmp_path / "run" / "run.json").write_text('{"finished": false}', encoding="utf-8")
+    (tmp_path / "run" / "run.json").write_text('{"key": "", "made_from": {}, "finished": false}', encoding="utf-8")
     assert "this training is not finished" in mistake(run("evaluate", "run"))
 
 

@@ -390,7 +390,7 @@ def test_all_mistakes_are_told_at_once(write: Write) -> None:
     ("content", "told"),
     [
         (b"name: [1,", "not valid YAML"),
-        (b"name: \xff", "not valid YAML"),
+        (b"name: \xff", "not UTF-8 text"),
         (b"- a\n- b\n", "a recipe must be a mapping of keys"),
         (b"", "a recipe must be a mapping of keys"),
         (b"name: !!python/object/apply:os.getcwd []", "not valid YAML"),

@@ -21,7 +21,7 @@ from tellapart.decoding.search import BLOCK, decode, decode_store
 from tellapart.decoding.settings import DecodingSettings
 from tellapart.encoders.base import accelerator
 from tellapart.errors import DataError, StoreError
-from tellapart.files import check_folder, digest_of
+from tellapart.files import check_folder, digest_of, is_utf8
 from tellapart.recipe import Recipe
 
 
@@ -58,8 +58,9 @@ def caption(
     captioner = _ensemble(captioners)
     encoder = captioners[0].open_encoder(accelerator())
     if encoder.identity != captioner.encoder:
+        first = model if isinstance(model, str | Path) else next(iter(model))
         raise StoreError(
-            f"{model}: was trained on features of another {captioner.encoder.name}; install the version it used"
+            f"{first}: was trained on features of another {captioner.encoder.name}; install the version it used"
         )
     rows: list[dict[str, Any]] = []
     captioned = 0
@@ -68,6 +69,7 @@ def caption(
         pictures: list[Image.Image] = []
         for path in paths[start : start + BLOCK]:
             try:
+                _check_name(path)
                 pictures.append(encoder.squeeze(load_image(path, at_least=encoder.size)))
                 readable.append(path)
             except DataError as error:
@@ -166,6 +168,11 @@ def _write_overlays(
         for number, words in enumerate(maps, start=1):
             name = f"{first + place:04d}-{path.stem}" + (f"-{number}" if number > 1 else "")
             write_overlays(picture, words, folder / name)
+
+
+def _check_name(path: Path) -> None:
+    if not is_utf8(str(path)):
+        raise DataError(f"{path}: the name of this picture is not UTF-8 text; rename it")
 
 
 def _expand(images: Sequence[str | Path]) -> list[Path]:

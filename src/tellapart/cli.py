@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import sys
@@ -193,7 +194,7 @@ def caption(
         write_jsonl(out, rows)
     else:
         for row in rows:
-            print(json.dumps(row, ensure_ascii=False))
+            print(_json_line(row))
 
 
 @app.command()
@@ -497,8 +498,21 @@ def check(
     print(f"{len(paths)} recipes are valid at the budgets {', '.join(BUDGETS)}.")
 
 
+def _json_line(row: object) -> str:
+    """A row as JSON; characters that the terminal cannot show are escaped."""
+    line = json.dumps(row, ensure_ascii=False)
+    try:
+        line.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        return json.dumps(row)
+    return line
+
+
 def main() -> None:
     """Run the command line; a user's mistake is one message and status 2, not a traceback."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal may lack characters, such as arrows
+            stream.reconfigure(errors="backslashreplace")
     try:
         app(prog_name="tellapart")
     except TellapartError as error:
@@ -506,6 +520,20 @@ def main() -> None:
         sys.exit(2)
     except OSError as error:
         _print_error(f"{error.filename or 'a file'}: {error.strerror or error}")
+        sys.exit(2)
+    except UnicodeEncodeError as error:
+        text = ascii(error.object[max(0, error.start - 40) : error.end + 40])
+        _print_error(f"{text}: this name or text is not valid Unicode; rename or change it")
+        sys.exit(2)
+    except RecursionError:
+        _print_error("an input file is nested too deeply; check the files of this command")
+        sys.exit(2)
+    except (MemoryError, RuntimeError) as error:
+        from tellapart.models import out_of_memory
+
+        if not out_of_memory(error):
+            raise
+        _print_error("not enough memory; use smaller batches, a smaller beam or a smaller model")
         sys.exit(2)
     except SystemExit as done:
         if done.code == INTERRUPTED:

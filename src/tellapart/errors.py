@@ -6,7 +6,8 @@ The command line prints them as one line and exits with status 2. Any other exce
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+import reprlib
+from collections.abc import Iterable, Sequence
 
 
 class TellapartError(Exception):
@@ -36,10 +37,43 @@ class MissingExtraError(TellapartError):
         super().__init__(f"{package} is not installed; it comes with: pip install 'tellapart[{extra}]'")
 
 
+_short = reprlib.Repr()
+_short.maxstring = _short.maxother = _short.maxlong = 80
+_short.maxlevel = 3
+
+
+def quote(value: object) -> str:
+    """A value as Python writes it, cut to a length and depth that fit in a message.
+
+    >>> quote("a" * 1000)
+    "'aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa...aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa'"
+    """
+    try:
+        return _short.repr(value)
+    except ValueError:  # an integer with more digits than Python converts
+        return f"<{type(value).__name__}>"
+
+
+def shorten(text: str, most: int = 200) -> str:
+    """A text on one line, cut to a length that fits in a message."""
+    line = " ".join(text[: 4 * most].split())
+    return line if len(line) <= most and len(text) <= 4 * most else line[: most - 1] + "…"
+
+
+def some(items: Sequence[object], most: int = 3) -> str:
+    """The first items of a list, and how many more there are.
+
+    >>> some(["a", "b", "c", "d", "e"])
+    'a, b, c and 2 more'
+    """
+    named = ", ".join(shorten(str(item), 80) for item in items[:most])
+    return f"{named} and {len(items) - most:,} more" if len(items) > most else named
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """`"; did you mean 'x'?"`, or the known names when nothing is close."""
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1)
     if close:
         return f"; did you mean '{close[0]}'?"
-    return f"; known: {', '.join(known)}" if known else ""
+    return f"; known: {some(known, 30)}" if known else ""

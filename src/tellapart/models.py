@@ -9,14 +9,16 @@ A model folder needs no other file to caption or rank images. Loading one never 
 
 from __future__ import annotations
 
+import re
 from abc import ABC
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -24,8 +26,20 @@ from torch import nn
 from tellapart import registry
 from tellapart.encoders import open_encoder
 from tellapart.encoders.base import EncoderIdentity, ImageEncoder
-from tellapart.errors import DataError, RunError
-from tellapart.files import check_folder, digest_of_file, is_result, new_folder, read_json, write_json, write_text
+from tellapart.errors import DataError, RecipeError, RunError, shorten, some
+from tellapart.files import (
+    Stored,
+    check_folder,
+    check_regular,
+    digest_of_file,
+    is_result,
+    new_folder,
+    read_json,
+    read_model,
+    read_text,
+    write_json,
+    write_text,
+)
 from tellapart.text import SPECIALS, Vocabulary
 
 if TYPE_CHECKING:
@@ -45,6 +59,30 @@ ABOUT = {
         ["```python", 'retriever = tellapart.load_retriever("THIS_FOLDER")', "```"],
     ),
 }
+
+
+class _History(Stored):
+    """`history` in `model.json`: its other keys are only shown."""
+
+    measured: dict[str, dict[str, float]] = Field({})
+
+
+class _Section(Stored):
+    """`captioner` or `retriever` in `model.json`: the settings are checked by the class of this name."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+
+
+class _Description(Stored):
+    """`model.json`."""
+
+    format: int
+    captioner: _Section | None = None
+    retriever: _Section | None = None
+    encoder: EncoderIdentity
+    history: _History = _History()
 
 
 class Model(nn.Module, ABC):
@@ -187,23 +225,60 @@ def load_model(folder: str | Path, kind: str, overrides: dict[str, Any] | None =
             f"{folder}: holds a {found} ({_name(description)}), and a {kind} is needed here; "
             f"to evaluate a {found}, use 'tellapart {EVALUATED_BY[found]}'"
         )
+    if found is None:
+        raise RunError(f"{folder}: model.json is damaged (it names no {kind}); use another checkpoint")
+    check_regular(folder / "model.safetensors", "weights")
+    section = dict(description[kind])
     try:
-        section = dict(description[kind])
         cls = registry.find(kind, section.pop("name"))
         settings = cls.Settings(**{**section, **(overrides or {})})
-        model: Model = cls.from_parts(settings, EncoderIdentity(**description["encoder"]), folder)
+        with enough_memory(kind, settings):
+            model: Model = cls.from_parts(settings, EncoderIdentity(**description["encoder"]), folder)
         model.load_state_dict(load_file(folder / "model.safetensors"))
-    except (SafetensorError, FileNotFoundError) as error:
-        raise RunError(f"{folder}: model.safetensors cannot be read ({error}); use another checkpoint") from None
-    except (KeyError, TypeError) as error:
-        raise RunError(f"{folder}: model.json is damaged ({error}); use another checkpoint") from None
-    except (RuntimeError, ValidationError) as error:
-        reason = " ".join(str(error).splitlines()[:2])
+    except (SafetensorError, OSError) as error:
+        reason = shorten(str(error))
+        raise RunError(f"{folder}: model.safetensors cannot be read ({reason}); use another checkpoint") from None
+    except (RuntimeError, ValidationError, AssertionError) as error:
+        reason = shorten(str(error))
         raise RunError(
             f"{folder}: the weights do not fit these settings ({reason}); use the settings it was trained with"
         ) from None
+    except RecipeError as error:
+        raise RunError(f"{folder}: {error}") from None
+    check_finite(model, folder)
     model.history = description.get("history", {})
     return model.eval()
+
+
+def check_finite(model: nn.Module, folder: Path) -> None:
+    """Raise an error if a weight is NaN or infinite."""
+    wrong = [name for name, weight in model.named_parameters() if not bool(weight.isfinite().all())]
+    if wrong:
+        raise RunError(
+            f"{folder}: the model has diverged (NaN or infinite weights: {some(wrong)}); use an earlier checkpoint, or "
+            "train again with a lower training.learning_rate"
+        )
+
+
+@contextmanager
+def enough_memory(kind: str, settings: BaseModel) -> Iterator[None]:
+    """Turn running out of memory while a model is built into an error that names its largest setting."""
+    try:
+        yield
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not out_of_memory(error):
+            raise
+        sizes = {name: value for name, value in settings if isinstance(value, int)}
+        largest = max(sizes, key=lambda name: sizes[name], default="name")
+        raise RecipeError(
+            f"{kind}.{largest}: this model is too large for the memory of this machine; choose a smaller one"
+        ) from None
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether torch or Python ran out of memory, or a size overflowed."""
+    words = ("not enough memory", "can't allocate memory", "out of memory", "multiplication overflow", "Storage size")
+    return isinstance(error, MemoryError) or any(word in str(error) for word in words)
 
 
 def model_folder(folder: Path) -> Path:
@@ -211,10 +286,24 @@ def model_folder(folder: Path) -> Path:
     if (folder / "model.json").exists():
         return folder
     for pointer in ("kept", "last"):
-        path = folder / "checkpoints" / pointer
-        if path.exists():
-            return path.parent / path.read_text(encoding="utf-8").strip()
+        if (folder / "checkpoints" / pointer).exists():
+            return pointed_checkpoint(folder, pointer)
     raise RunError(f"{folder}: no model is here; give a run folder or a model folder")
+
+
+def pointed_checkpoint(run: Path, pointer: str) -> Path:
+    """The checkpoint that `last`, `best` or `kept` names."""
+    path = run / "checkpoints" / pointer
+    remedy = "write the name of a checkpoint into it, such as step-100"
+    try:
+        name = read_text(path, "pointer").strip()
+    except DataError as error:
+        raise RunError(f"{error}; {remedy}") from None
+    if not re.fullmatch(r"step-[0-9]{1,18}", name):
+        raise RunError(f"{path}: does not name a checkpoint; {remedy}")
+    if not (path.parent / name).is_dir():
+        raise RunError(f"{path}: the checkpoint '{name}' is not there; {remedy}")
+    return path.parent / name
 
 
 def model_digest(folder: Path) -> str:
@@ -262,7 +351,7 @@ def model_card(description: dict[str, Any]) -> str:
 
 def _kind(description: dict[str, Any]) -> str | None:
     """The kind of model described; `None` if the description is damaged."""
-    return next((kind for kind in EVALUATED_BY if kind in description), None)
+    return next((kind for kind in EVALUATED_BY if description.get(kind) is not None), None)
 
 
 def _name(description: dict[str, Any]) -> str:
@@ -271,9 +360,11 @@ def _name(description: dict[str, Any]) -> str:
 
 
 def _read_description(folder: Path) -> dict[str, Any]:
-    description: dict[str, Any] = read_json(folder / "model.json", "model description")
-    if description.get("format") != FORMAT:
-        raise RunError(f"{folder}: model format {description.get('format')!r} is unknown; this version reads {FORMAT}")
+    path, remedy = folder / "model.json", "use another checkpoint"
+    checked = read_model(path, _Description, "model description", remedy, RunError)
+    if checked.format != FORMAT:
+        raise RunError(f"{folder}: model format {checked.format} is unknown; this version reads {FORMAT}")
+    description: dict[str, Any] = read_json(path)
     return description
 
 

@@ -23,9 +23,9 @@ from tellapart import registry
 from tellapart.data.settings import DataSettings, NegativeSettings
 from tellapart.decoding.settings import DecodingSettings
 from tellapart.engine.settings import TrainingSettings
-from tellapart.errors import RecipeError, did_you_mean
-from tellapart.files import digest_of
-from tellapart.settings import Section, explain, set_override
+from tellapart.errors import DataError, RecipeError, did_you_mean, quote
+from tellapart.files import digest_of, read_text
+from tellapart.settings import Section, explain, load_yaml, set_override
 
 BUDGETS = ("smoke", "laptop", "paper")
 # What a recipe can train; it has exactly one of these sections.
@@ -219,14 +219,16 @@ def _portable_name(named: Any, recipe: Path, where: str) -> Any:
 
 
 def read_yaml(path: Path) -> Content:
+    if not path.exists():
+        raise RecipeError(f"{path}: this recipe does not exist; 'tellapart recipes' lists those that do")
+    if path.is_dir():
+        raise RecipeError(f"{path}: this is a folder; name a recipe file in it")
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise RecipeError(f"{path}: this recipe does not exist; 'tellapart recipes' lists those that do") from None
-    except IsADirectoryError:
-        raise RecipeError(f"{path}: this is a folder; name a recipe file in it") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise RecipeError(f"{path}: not valid YAML: {error}") from None
+        content = load_yaml(read_text(path, "recipe"))
+    except DataError as error:
+        raise RecipeError(str(error)) from None
+    except ValueError as error:
+        raise RecipeError(f"{path}: not valid YAML ({error}); fix it") from None
     if not isinstance(content, dict):
         raise RecipeError(f"{path}: a recipe must be a mapping of keys; see 'tellapart recipes'")
     return content
@@ -258,6 +260,7 @@ class _Files:
         _apply_budget(content, budget, path)
         for override in overrides:
             set_override(content, override)
+        _check_budget(content, path)
         _drop_empty_roles(content)
         # A target has the architecture of the model it starts from; a role may have another.
         for name, section in _upstreams(content).items():
@@ -317,10 +320,14 @@ def merge_recipes(own: Content, base: Content) -> Content:
         mine, its = own.get(kind), base.get(kind)
         if isinstance(mine, dict) and isinstance(its, dict) and mine.get("name", its.get("name")) != its.get("name"):
             base = {key: value for key, value in base.items() if key != kind}
-            budgets = base.get("budgets") or {}
-            kept = {b: {k: v for k, v in (part or {}).items() if k != kind} for b, part in budgets.items()}
-            base["budgets"] = kept
+            budgets = base.get("budgets")
+            if isinstance(budgets, dict):
+                base["budgets"] = {budget: _without(part, kind) for budget, part in budgets.items()}
     return merge(own, base)
+
+
+def _without(part: Any, key: str) -> Any:
+    return {name: value for name, value in part.items() if name != key} if isinstance(part, dict) else part
 
 
 def _find_data(content: Content, path: Path) -> None:
@@ -358,6 +365,7 @@ def _apply_budget(content: Content, budget: str | None, path: Path) -> None:
     """Apply the changes of the chosen budget."""
     resolved = "budget" in content  # in a run's recipe the budget is already applied
     content["budget"] = budget or content.get("budget", "laptop")
+    _check_budget(content, path)
     budgets = content.pop("budgets", {})
     if not isinstance(budgets, dict) or not all(isinstance(changes, dict) for changes in budgets.values()):
         raise RecipeError(f"{path}: budgets: give each budget a mapping of what it changes")
@@ -369,6 +377,12 @@ def _apply_budget(content: Content, budget: str | None, path: Path) -> None:
     for section, changes in budgets.get(content["budget"], {}).items():
         own = content.get(section)
         content[section] = merge(changes, own) if isinstance(own, dict) and isinstance(changes, dict) else changes
+
+
+def _check_budget(content: Content, path: Path) -> None:
+    if content["budget"] not in BUDGETS:
+        known = ", ".join(BUDGETS)
+        raise RecipeError(f"{path}: budget: it is {quote(content['budget'])}; it must be one of {known}")
 
 
 def _drop_empty_roles(content: Content) -> None:

@@ -9,16 +9,26 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from tellapart.captioners.base import Captioner
 from tellapart.data.prepare import Prepared, open_dataset, prepare
 from tellapart.encoders.base import accelerator
 from tellapart.errors import RunError
-from tellapart.files import find_or_make, read_json
+from tellapart.files import Stored, find_or_make, read_model
 from tellapart.models import load_model, model_digest
 from tellapart.recipe import Recipe
 from tellapart.retrievers.base import Retriever
+
+T = TypeVar("T")
+
+
+class RunState(Stored):
+    """`run.json`: the key of the run, what it was made from, and whether it is finished."""
+
+    key: str
+    made_from: dict[str, Any]
+    finished: bool
 
 
 @dataclass(frozen=True)
@@ -45,7 +55,7 @@ class Run:
         """
         check_data_exists(self.folder, self.recipe)
         dataset = open_dataset(self.recipe.data)
-        trained_on = read_json(self.folder / "run.json", "run state")["made_from"]["data"]
+        trained_on = read_state(self.folder).made_from["data"]
         if dataset.digest != trained_on:
             raise RunError(
                 f"{self.folder}: the data set {dataset.name} ({self.recipe.data.source}) is not the one this run was "
@@ -79,26 +89,33 @@ class Run:
         """Digest of the weights."""
         return model_digest(self.folder)
 
-    def derived(self, name: str, made_from: Any, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    def derived(self, name: str, made_from: Any, make: Callable[[], dict[str, Any]], schema: type[T]) -> T:
         """Content of a JSON file in the run folder, computed now unless it was made from the same.
 
         Args:
             name: file name.
             made_from: plain data that decides the content, besides the model's weights and the data.
             make: computes the content.
+            schema: what the file must hold.
         """
         data = [self.data.dataset.digest, self.data.pictures_digest()]
         basis = {"model": self.model_digest, "data": data, "made_from": made_from}
-        return find_or_make(self.folder / name, basis, make)
+        return find_or_make(self.folder / name, basis, make, schema)
 
 
 def open_run(folder: str | Path) -> Run:
     """Open the folder of a finished run."""
     folder = Path(folder)
     check_run_folder(folder)
-    if not read_json(folder / "run.json", "run state")["finished"]:
+    if not read_state(folder).finished:
         raise RunError(f"{folder}: this training is not finished; continue it: tellapart train --resume {folder}")
     return Run(folder, Recipe.load(folder / "recipe.yaml"))
+
+
+def read_state(folder: Path) -> RunState:
+    """Read `run.json` of a run folder."""
+    remedy = "train again in another folder"
+    return read_model(folder / "run.json", RunState, "run state", remedy, RunError)
 
 
 def check_run_folder(folder: Path) -> None:

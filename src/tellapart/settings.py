@@ -1,4 +1,4 @@
-"""Shared by all sections of a recipe: strict pydantic models, `key=value` overrides, errors that name the key."""
+"""Shared by all sections of a recipe: strict pydantic models, safe YAML, `key=value` overrides, errors with the key."""
 
 from __future__ import annotations
 
@@ -6,24 +6,94 @@ from collections.abc import Sequence
 from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
-from tellapart.errors import RecipeError, did_you_mean
+from tellapart.errors import RecipeError, did_you_mean, quote, shorten
+
+# Limits of a YAML text: characters, values after its aliases are expanded, and depth.
+MAX_CHARACTERS, MAX_VALUES, MAX_DEPTH = 100_000, 20_000, 40
+# Mistakes listed in one message.
+MAX_MISTAKES = 20
+# Larger widths are more likely typing errors than models.
+MAX_WIDTH = 16_384
 
 
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
+    @field_validator("*")
+    @classmethod
+    def _in_range(cls, value: Any) -> Any:
+        """Numbers that fit in 64-bit integers and 32-bit floats."""
+        if isinstance(value, int) and abs(value) >= 2**63:
+            raise ValueError("must be between -2**63 and 2**63")
+        if isinstance(value, float) and abs(value) > 1e30:
+            raise ValueError("must be between -1e30 and 1e30")
+        return value
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's safe loader, with limits on size and depth that are checked before aliases are expanded."""
+
+    def get_single_node(self) -> yaml.Node | None:
+        node = super().get_single_node()
+        if node is not None:
+            size, depth = _measure(node, {})
+            if size > MAX_VALUES or depth > MAX_DEPTH:
+                raise yaml.YAMLError(f"more than {MAX_VALUES:,} values or {MAX_DEPTH} levels, with aliases expanded")
+        return node
+
+
+def _measure(node: yaml.Node, known: dict[int, tuple[int, int]]) -> tuple[int, int]:
+    """Number of values in a node and its depth, aliases expanded."""
+    if id(node) not in known:
+        known[id(node)] = (MAX_VALUES, MAX_DEPTH)  # while it is measured: an alias to itself is too large
+        size, depth = 1, 0
+        if isinstance(node, yaml.CollectionNode):
+            for child in node.value:
+                for part in child if isinstance(child, tuple) else (child,):
+                    more, deeper = _measure(part, known)
+                    size, depth = size + more, max(depth, deeper)
+        known[id(node)] = (size, depth + 1)
+    return known[id(node)]
+
+
+def load_yaml(text: str) -> Any:
+    """Parse YAML; every failure is a `ValueError` that says in one line what is wrong."""
+    if len(text) > MAX_CHARACTERS:
+        raise ValueError(f"longer than {MAX_CHARACTERS:,} characters")
+    try:
+        value = yaml.load(text, _Loader)
+    except yaml.MarkedYAMLError as error:
+        line = "" if error.problem_mark is None else f"line {error.problem_mark.line + 1}: "
+        raise ValueError(line + shorten(error.problem or error.context or "")) from None
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    except Exception as error:  # for a tag with a value that does not fit, PyYAML raises many kinds
+        raise ValueError(shorten(f"{error}")) from None
+    _check_keys(value)
+    return value
+
+
+def _check_keys(value: Any) -> None:
+    if isinstance(value, dict):
+        for key in value:
+            if not isinstance(key, str):
+                raise ValueError(f"the key {quote(key)} is not text; put it in quotes")
+    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _check_keys(part)
+
 
 def set_override(content: dict[str, Any], override: str) -> None:
     """Apply one `dotted.key=value`; the value is read as YAML."""
     key, equals, text = override.partition("=")
-    if not equals or not key:
+    override = shorten(override)
+    if not equals or not key or key.count(".") > MAX_DEPTH:
         raise RecipeError(f"'{override}' is no override; write it as key=value, e.g. training.steps=100")
     try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
-        raise RecipeError(f"'{override}': the value is not valid YAML; quote it") from None
+        value = load_yaml(text)
+    except ValueError as error:
+        raise RecipeError(f"'{override}': the value is not valid YAML ({error}); quote it") from None
     if isinstance(value, str):
         value = _number(value)
     *sections, last = key.split(".")
@@ -48,8 +118,9 @@ def _number(text: str) -> str | float:
 def explain(error: ValidationError, model: type[BaseModel], prefix: str) -> list[str]:
     """One line per problem, with its full key."""
     lines = []
-    for problem in error.errors():
-        location = [str(part) for part in problem["loc"]]
+    problems = error.errors(include_url=False)
+    for problem in problems[:MAX_MISTAKES]:
+        location = [shorten(str(part), 80) for part in problem["loc"]]
         key = (prefix + ".".join(location)).rstrip(".")
         if problem["type"] == "extra_forbidden":
             known = _keys(model, location[:-1])
@@ -57,9 +128,11 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str) -> list
         elif problem["type"] == "missing":
             lines.append(f"{key}: this key is missing")
         else:
-            message = problem["msg"].removeprefix("Value error, ")
-            given = "" if isinstance(problem["input"], dict) else f" (it is {problem['input']!r})"
+            message = shorten(problem["msg"].removeprefix("Value error, "))
+            given = "" if isinstance(problem["input"], dict) else f" (it is {quote(problem['input'])})"
             lines.append(f"{key}: {message}{given}" if key else message)
+    if len(problems) > MAX_MISTAKES:
+        lines.append(f"{len(problems) - MAX_MISTAKES:,} more mistakes")
     return lines
 
 

@@ -13,8 +13,10 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
+from pydantic import Field
+
 from tellapart.errors import DataError, did_you_mean
-from tellapart.files import read_json, write_json
+from tellapart.files import Stored, read_model, write_json
 
 PAD, START, END, UNKNOWN = 0, 1, 2, 3
 SPECIALS = ("<pad>", "<start>", "<end>", "<unk>")
@@ -63,6 +65,14 @@ NORMALISERS: dict[str, Callable[[str], list[str]]] = {"alphabetic": alphabetic_w
 @lru_cache(maxsize=1 << 18)
 def _words(sentence: str, normaliser: str) -> tuple[str, ...]:
     return tuple(NORMALISERS[normaliser](sentence))
+
+
+class _StoredVocabulary(Stored):
+    """`vocabulary.json`."""
+
+    normaliser: str
+    max_words: int = Field(ge=1, le=100_000)
+    words: list[str]
 
 
 class Vocabulary:
@@ -130,10 +140,9 @@ class Vocabulary:
 
     @classmethod
     def load(cls, path: Path) -> Vocabulary:
-        stored = read_json(path, "vocabulary")
-        match stored:
-            case {"words": list(words), "normaliser": str(normaliser), "max_words": int(max_words)} if all(
-                isinstance(word, str) for word in words
-            ):
-                return cls(words, normaliser, max_words)
-        raise DataError(f"{path}: not a vocabulary (needs words, normaliser, max_words); save it again")
+        remedy = "save the model again, or use another checkpoint"
+        stored = read_model(path, _StoredVocabulary, "vocabulary", remedy)
+        try:
+            return cls(stored.words, stored.normaliser, stored.max_words)
+        except DataError as error:
+            raise DataError(f"{path}: this vocabulary is damaged ({error}); {remedy}") from None

@@ -31,15 +31,15 @@ from tellapart.files import (
     digest_of_file,
     is_temporary,
     lock,
-    read_json,
+    read_text,
     write_json,
     write_text,
 )
-from tellapart.models import Model, load_model, model_digest
+from tellapart.models import Model, enough_memory, load_model, model_digest
 from tellapart.objectives.base import Objective, Roles
 from tellapart.progress import OnProgress, show_progress
 from tellapart.recipe import DATA_PATHS, Recipe, Upstream, read_recipe
-from tellapart.run import Run, check_data_exists, check_run_folder, open_run
+from tellapart.run import Run, check_data_exists, check_run_folder, open_run, read_state
 
 T = TypeVar("T")
 
@@ -180,14 +180,14 @@ def _is_finished(folder: Path, key: str, made_from: Mapping[str, Any]) -> bool:
     """Whether the folder holds this run, finished; another run in it is an error."""
     if not (folder / "run.json").exists():
         return False
-    state = read_json(folder / "run.json", "run state")
+    state = read_state(folder)
     # Without a checkpoint the folder's recipe may be a mistake; it is replaced.
-    if state["key"] != key and (folder / "checkpoints").exists():
-        changed = [part for part in made_from if state["made_from"].get(part) != made_from[part]]
+    if state.key != key and (folder / "checkpoints").exists():
+        changed = [part for part in made_from if state.made_from.get(part) != made_from[part]]
         raise RunError(
             f"{folder}: holds another run (changed: {', '.join(changed)}); choose another --out or remove the folder"
         )
-    return bool(state["finished"])
+    return state.finished
 
 
 def _check_run_folder(folder: Path, finished: bool = False) -> None:
@@ -269,7 +269,7 @@ def _upstream(place: str, recipe: Recipe, runs: Path, on_progress: OnProgress | 
 def _write_recipe(recipe: Recipe, upstreams: Upstreams, folder: Path) -> None:
     """Write `recipe.yaml`, unless it is there and unchanged."""
     path, text = folder / "recipe.yaml", _portable(recipe, upstreams, folder).to_yaml()
-    if not path.exists() or path.read_text(encoding="utf-8") != text:
+    if not path.exists() or read_text(path, "recipe") != text:
         write_text(path, text)
 
 
@@ -316,7 +316,8 @@ def _build(
         target = load_model(upstreams["start"][0].folder, recipe.trains, model_settings.model_dump())
     else:
         captions = [caption for record in prepared.dataset.split("train") for caption in record.captions]
-        target = model_class.make(model_settings, captions, recipe.data, prepared.store.encoder)
+        with enough_memory(recipe.trains, model_settings):
+            target = model_class.make(model_settings, captions, recipe.data, prepared.store.encoder)
     prepared.store.check(prepared.dataset, target.encoder)
     target.history = {"recipe": recipe.name}
     if recipe.training.steps != 0:  # otherwise the model is not trained here

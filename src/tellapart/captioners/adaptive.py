@@ -12,16 +12,16 @@ from torch.nn import functional
 from tellapart.captioners.base import Grouping, Traces, WordLogits, at_tokens, words_before
 from tellapart.captioners.recurrent import Packing, RecurrentCaptioner, RegionMemory, initialise_gates
 from tellapart.encoders.base import EncoderIdentity
-from tellapart.settings import Section
+from tellapart.settings import MAX_WIDTH, Section
 from tellapart.text import PAD, Vocabulary
 
 
 class AdaptiveAttentionSettings(Section):
     """Settings of `AdaptiveAttention`."""
 
-    hidden: int = Field(512, ge=1, description="width of the LSTM, the regions and the sentinel")
-    embedding: int = Field(256, ge=1, description="width of the word embedding and of v_g")
-    attention: int = Field(64, ge=1, description="width of the additive attention (paper: 49)")
+    hidden: int = Field(512, ge=1, le=MAX_WIDTH, description="width of the LSTM, the regions and the sentinel")
+    embedding: int = Field(256, ge=1, le=MAX_WIDTH, description="width of the word embedding and of v_g")
+    attention: int = Field(64, ge=1, le=MAX_WIDTH, description="width of the additive attention (paper: 49)")
     dropout: float = Field(0.3, ge=0, lt=1, description="dropout of regions, words and before the output layer")
 
 

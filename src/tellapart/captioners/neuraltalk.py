@@ -12,15 +12,15 @@ from torch.nn.utils.rnn import PackedSequence
 from tellapart.captioners.base import Traces, WordLogits, at_tokens, words_before
 from tellapart.captioners.recurrent import Packing, RecurrentCaptioner
 from tellapart.encoders.base import EncoderIdentity
-from tellapart.settings import Section
+from tellapart.settings import MAX_WIDTH, Section
 from tellapart.text import PAD, Vocabulary
 
 
 class NeuralTalkSettings(Section):
     """Settings of `NeuralTalk`."""
 
-    hidden: int = Field(512, ge=1, description="width of the LSTM")
-    embedding: int = Field(512, ge=1, description="width of the word and image embeddings")
+    hidden: int = Field(512, ge=1, le=MAX_WIDTH, description="width of the LSTM")
+    embedding: int = Field(512, ge=1, le=MAX_WIDTH, description="width of the word and image embeddings")
     dropout: float = Field(0.5, ge=0, lt=1, description="dropout of the embeddings and before the output layer")
 
 

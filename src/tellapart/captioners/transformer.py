@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from tellapart.captioners.base import Captioner, Grouping, Traces, WordLogits, words_before
 from tellapart.encoders.base import EncoderIdentity
-from tellapart.settings import Section
+from tellapart.settings import MAX_WIDTH, Section
 from tellapart.text import PAD, Vocabulary
 
 KeysAndValues = tuple[torch.Tensor, torch.Tensor]  # each [batch, heads, items, width / heads]
@@ -23,10 +23,10 @@ KeysAndValues = tuple[torch.Tensor, torch.Tensor]  # each [batch, heads, items, 
 class TransformerSettings(Section):
     """Settings of `Transformer`."""
 
-    width: int = Field(512, ge=1, description="width of all hidden states")
-    layers: int = Field(6, ge=1, description="number of encoder layers, and of decoder layers")
-    heads: int = Field(8, ge=1, description="number of attention heads")
-    feedforward: int = Field(2048, ge=1, description="width of the hidden layer of the feed-forward networks")
+    width: int = Field(512, ge=1, le=MAX_WIDTH, description="width of all hidden states")
+    layers: int = Field(6, ge=1, le=256, description="number of encoder layers, and of decoder layers")
+    heads: int = Field(8, ge=1, le=1024, description="number of attention heads")
+    feedforward: int = Field(2048, ge=1, le=4 * MAX_WIDTH, description="hidden width of the feed-forward networks")
     dropout: float = Field(0.1, ge=0, lt=1, description="dropout of attention weights and after each sub-layer")
     normalise_first: bool = Field(False, description="normalise before each sub-layer instead of after it")
 
@@ -40,8 +40,8 @@ class TransformerSettings(Section):
 class MeshedMemorySettings(TransformerSettings):
     """Settings of `MeshedMemory`."""
 
-    layers: int = Field(3, ge=1, description="number of encoder layers, and of decoder layers")
-    slots: int = Field(40, ge=1, description="m: number of learned keys and values in each encoder layer")
+    layers: int = Field(3, ge=1, le=256, description="number of encoder layers, and of decoder layers")
+    slots: int = Field(40, ge=1, le=MAX_WIDTH, description="m: number of learned keys and values in each encoder layer")
 
 
 class Attention(nn.Module):

@@ -12,7 +12,7 @@ from torch.nn import functional
 from tellapart.captioners.base import Grouping, Traces, WordLogits, at_tokens, words_before
 from tellapart.captioners.recurrent import Packing, RecurrentCaptioner, RegionMemory, initialise_gates
 from tellapart.encoders.base import EncoderIdentity
-from tellapart.settings import Section
+from tellapart.settings import MAX_WIDTH, Section
 from tellapart.text import PAD, Vocabulary
 
 LstmState = tuple[torch.Tensor, torch.Tensor]  # hidden state and cell, [rows, hidden] each
@@ -21,9 +21,9 @@ LstmState = tuple[torch.Tensor, torch.Tensor]  # hidden state and cell, [rows, h
 class UpDownSettings(Section):
     """Settings of `UpDown`."""
 
-    hidden: int = Field(512, ge=1, description="width of both LSTMs and of the regions (paper: 1000)")
-    embedding: int = Field(512, ge=1, description="width of the word embedding (paper: 1000)")
-    attention: int = Field(128, ge=1, description="width of the additive attention (paper: 512)")
+    hidden: int = Field(512, ge=1, le=MAX_WIDTH, description="width of both LSTMs and of the regions (paper: 1000)")
+    embedding: int = Field(512, ge=1, le=MAX_WIDTH, description="width of the word embedding (paper: 1000)")
+    attention: int = Field(128, ge=1, le=MAX_WIDTH, description="width of the additive attention (paper: 512)")
     dropout: float = Field(0.5, ge=0, lt=1, description="dropout of regions, words and before the output layer")
 
 

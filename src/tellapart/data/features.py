@@ -35,12 +35,39 @@ from tellapart.data.pictures import PICTURE, Pictures, describe_picture, find_ch
 from tellapart.data.records import Dataset, Record
 from tellapart.encoders.base import EncoderIdentity, ImageEncoder
 from tellapart.errors import DataError, StoreError
-from tellapart.files import digest_of, lock, new_file, read_json, read_jsonl, temporary_path, write_json, write_jsonl
+from tellapart.files import (
+    Stored,
+    digest_of,
+    lock,
+    new_file,
+    read_jsonl,
+    read_model,
+    temporary_path,
+    write_json,
+    write_jsonl,
+)
 
 SHARD = 256
 BATCH = 16
 
 _REPAIR = "'tellapart prepare' encodes the images again"
+
+
+class Manifest(Stored):
+    """`manifest.json`: what a store was made from."""
+
+    encoder: EncoderIdentity
+    records: str
+    shape: tuple[int, int, int]
+    skipped: list[str]
+
+
+class Skipped(Stored):
+    """A row of `skipped.jsonl`: a picture that could not be read."""
+
+    id: str
+    image: str
+    reason: str
 
 
 class FeatureStore:
@@ -77,17 +104,11 @@ class FeatureStore:
         path = folder / "manifest.json"
         if not path.exists():
             raise StoreError(f"{folder}: no finished feature store here; run 'tellapart prepare' to make it")
-        manifest = read_json(path, "manifest")
-        try:
-            encoder = EncoderIdentity(**manifest["encoder"])
-            shape = tuple(int(size) for size in manifest["shape"])
-            records, skipped = str(manifest["records"]), frozenset(manifest["skipped"])
-            images = shape[0]
-        except (KeyError, TypeError, ValueError, IndexError, OverflowError):
-            raise StoreError(f"{path}: is damaged; {_REPAIR}") from None
+        manifest = read_model(path, Manifest, "manifest", _REPAIR, StoreError)
         # `pictures.npy` is replaced after the array: if it is up to date, so is the array that is opened after it.
-        pictures = _read_pictures(folder / "pictures.npy", images)
-        return cls(_map_array(folder / "features.npy", shape), encoder, records, skipped, pictures)
+        pictures = _read_pictures(folder / "pictures.npy", manifest.shape[0])
+        features = _map_array(folder / "features.npy", manifest.shape)
+        return cls(features, manifest.encoder, manifest.records, frozenset(manifest.skipped), pictures)
 
     def __len__(self) -> int:
         return len(self._features)
@@ -115,10 +136,16 @@ class FeatureStore:
         """Raise if the store was made from other records or by another encoder."""
         if self.records != dataset.digest:
             raise StoreError(f"this feature store was made from other records than {dataset.name}; prepare it again")
+        if self.encoder.name != encoder.name:
+            raise StoreError(
+                f"data.encoder: these features of {dataset.name} are from {self.encoder.name}, and {encoder.name} is "
+                f"needed here; set data.encoder={encoder.name}"
+            )
         if self.encoder != encoder:
             raise StoreError(
-                f"this feature store was made by {self.encoder.name} with other weights or preprocessing "
-                f"than {encoder.name}; prepare the data again"
+                f"these features of {dataset.name} were made by {self.encoder.name} with other weights or "
+                "preprocessing than are needed here; use the same version of the encoder, or prepare the data again in "
+                "another folder (data.prepared)"
             )
 
 

@@ -11,6 +11,7 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 
 from tellapart.data.tar import member_bytes, split_tar_path
 from tellapart.errors import DataError
+from tellapart.files import check_regular
 
 FORMATS = ("JPEG", "PNG", "WEBP")
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp"})
@@ -40,6 +41,8 @@ def load_image(path: Path, at_least: int | None = None) -> Image.Image:
     """
     inside = split_tar_path(path)
     try:
+        if inside is None:
+            check_regular(path, "picture")
         source = path if inside is None else io.BytesIO(member_bytes(*inside))
         with Image.open(source, formats=FORMATS) as image:
             if image.width * image.height > MAX_PIXELS:
@@ -62,6 +65,8 @@ def load_image(path: Path, at_least: int | None = None) -> Image.Image:
 def image_bytes(path: Path) -> bytes:
     """The bytes of a picture's file, from a folder or a tar."""
     inside = split_tar_path(path)
+    if inside is None:
+        check_regular(path, "picture")
     return path.read_bytes() if inside is None else member_bytes(*inside)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
-from tellapart.errors import DataError
+from tellapart.errors import DataError, shorten
 from tellapart.files import digest_of
 
 SPLITS = ("train", "val", "test")
@@ -62,7 +62,10 @@ class Dataset:
 
     def row(self, id: str) -> int:
         """Position of an image among all records, equal to its row in the feature store."""
-        return self._rows[id]
+        try:
+            return self._rows[id]
+        except KeyError:
+            raise DataError(f"{self.name}: there is no image '{shorten(id)}'; use the ids of this data set") from None
 
     def split(self, name: str) -> list[Record]:
         found = [record for record in self.records if record.split == name and record.id not in self.skipped]

@@ -12,9 +12,9 @@ from tellapart.settings import Section
 class ScenesSettings(Section):
     """Number of scenes to render in each split."""
 
-    train: int = Field(1600, ge=1)
-    val: int = Field(200, ge=1)
-    test: int = Field(240, ge=1)
+    train: int = Field(1600, ge=1, le=1_000_000)
+    val: int = Field(200, ge=1, le=1_000_000)
+    test: int = Field(240, ge=1, le=1_000_000)
     seed: int = 0
 
 
@@ -28,7 +28,9 @@ class DataSettings(Section):
     max_skipped: float = Field(0.01, ge=0, le=1, description="fail if a larger share of the pictures cannot be read")
     normaliser: Literal["plain", "alphabetic"] = "plain"
     min_count: int = Field(5, ge=1, description="minimum count of a word in training; rarer words become <unk>")
-    max_words: int = Field(18, ge=1, description="maximum number of words in a training caption; longer ones are cut")
+    max_words: int = Field(
+        18, ge=1, le=1_000, description="maximum number of words in a training caption; longer ones are cut"
+    )
 
 
 class NegativeSettings(Section):

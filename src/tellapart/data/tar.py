@@ -8,7 +8,7 @@ from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
 from tellapart.errors import DataError
-from tellapart.files import is_utf8
+from tellapart.files import check_regular, is_utf8
 
 # name -> (offset, size) in bytes
 Members = dict[str, tuple[int, int]]
@@ -18,6 +18,7 @@ _indexing = threading.Lock()
 
 def tar_members(path: Path) -> Members:
     """Offset and size of each file in a tar; indexed again only when the tar has changed."""
+    check_regular(path, "tar")
     about = path.stat()
     with _indexing:  # otherwise every thread of a pool would index the same new shard
         return _index(str(path), about.st_mtime_ns, about.st_size)

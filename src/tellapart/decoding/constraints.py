@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from tellapart.decoding.settings import DecodingSettings
+from tellapart.errors import RunError
 from tellapart.text import END, UNKNOWN
 
 
@@ -22,6 +23,10 @@ def forbid(log_probs: torch.Tensor, before: torch.Tensor, words: int, settings: 
         >>> forbid(rows, torch.tensor([5]), 1, DecodingSettings(min_words=2, block_repeats=True))
         tensor([[0., 0., -inf, -inf, 0., -inf]])
     """
+    if words == 0 and bool(log_probs.isnan().any()):
+        raise RunError(
+            "the captioner gives NaN instead of probabilities: its training diverged; use another checkpoint"
+        )
     if settings.block_unknown:
         log_probs[:, UNKNOWN] = -torch.inf
     if settings.block_repeats:

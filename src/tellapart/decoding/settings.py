@@ -15,16 +15,16 @@ class DecodingSettings(Section):
     """How captions are generated: beam search (a beam of 1 is greedy), diverse beam search or sampling."""
 
     method: Literal["beam", "diverse", "sample"] = "beam"
-    beam: int = Field(3, ge=1, description="beam width; diverse: of all groups together")
+    beam: int = Field(3, ge=1, le=1_000, description="beam width; diverse: of all groups together")
     groups: int | None = Field(None, ge=1, description="diverse: number of groups; null: as many as the beam")
     diversity: float = Field(0.5, ge=0, description="diverse: penalty for each earlier group with the same word")
     length_penalty: float = Field(0.0, ge=0, description="a caption's score is ln p / tokens^length_penalty")
-    temperature: float = Field(1.0, gt=0, description="sample: below 1 sharper, above 1 flatter")
+    temperature: float = Field(1.0, ge=1e-3, description="sample: below 1 sharper, above 1 flatter")
     top_k: int | None = Field(None, ge=1, description="sample: draw only from the k likeliest words")
     top_p: float | None = Field(None, gt=0, le=1, description="sample: draw only from the likeliest words of this mass")
-    samples: int = Field(1, ge=1, description="number of captions for each image")
+    samples: int = Field(1, ge=1, le=10_000, description="number of captions for each image")
     min_words: int = Field(0, ge=0)
-    max_words: int = Field(18, ge=1)
+    max_words: int = Field(18, ge=1, le=1_000)
     block_unknown: bool = Field(True, description="never generate <unk>")
     block_repeats: bool = Field(False, description="never generate the same word twice in a row")
     remove_repeats: bool = Field(False, description="afterwards remove words that equal the one before")

@@ -13,19 +13,37 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError
 
-from tellapart.errors import RunError
-from tellapart.files import new_folder, remove_temporary_files, temporary_path, write_text
-from tellapart.models import Model, write_model
+from tellapart.errors import RunError, shorten
+from tellapart.files import check_regular, new_folder, remove_temporary_files, temporary_path, write_text
+from tellapart.models import Model, pointed_checkpoint, write_model
 
 POINTERS = ("last", "best", "kept")
 # Other folders in `checkpoints/`, such as `step-2-backup`, are the user's.
 _STEP = re.compile(r"step-(0|[1-9][0-9]*)")
+# What to do about a checkpoint from which a training cannot continue.
+OTHER_CHECKPOINT = "write the name of another checkpoint into checkpoints/last, or train again in another folder"
+
+
+class _TrainerState(BaseModel):
+    """`trainer.pt`. Whether its tensors fit is checked when they are loaded."""
+
+    model_config = ConfigDict(strict=True, arbitrary_types_allowed=True)
+
+    step: int
+    seconds: float
+    best: float | None
+    validations_since_best: int
+    windows: list[dict[str, tuple[float, float] | list[float]]]
+    objective: dict[str, torch.Tensor]
+    optimisers: dict[str, dict[str, Any]]
+    precision: dict[str, Any]
 
 
 def checkpoint_path(run: Path, pointer: str) -> Path:
-    return run / "checkpoints" / (run / "checkpoints" / pointer).read_text(encoding="utf-8").strip()
+    return pointed_checkpoint(run, pointer)
 
 
 def has_checkpoint(run: Path) -> bool:
@@ -75,9 +93,16 @@ def remove_old_checkpoints(run: Path, keep_last: int = 1) -> None:
 
 def load_trainer_state(checkpoint: Path) -> dict[str, Any]:
     """Load `trainer.pt` of a checkpoint; never unpickles arbitrary objects."""
+    path = checkpoint / "trainer.pt"
+    check_regular(path, "training state")
     try:
-        state: dict[str, Any] = torch.load(checkpoint / "trainer.pt", weights_only=True, map_location="cpu")
+        state: dict[str, Any] = torch.load(path, weights_only=True, map_location="cpu")
     except Exception as error:  # torch raises many kinds of errors for a broken file
-        reason = str(error).splitlines()[0]
-        raise RunError(f"{checkpoint}/trainer.pt: cannot be read ({reason}); use another checkpoint") from None
+        raise RunError(f"{path}: cannot be read ({shorten(str(error))}); {OTHER_CHECKPOINT}") from None
+    try:
+        _TrainerState.model_validate(state)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        reason = shorten(f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+        raise RunError(f"{path}: this training state is damaged ({reason}); {OTHER_CHECKPOINT}") from None
     return state

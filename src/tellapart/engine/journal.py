@@ -4,11 +4,31 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 from pathlib import Path
 from typing import Any
 
+from pydantic import ConfigDict
+
 from tellapart.errors import RunError
-from tellapart.files import write_jsonl
+from tellapart.files import Stored, check_regular, read_models, write_jsonl
+
+
+class _Row(Stored):
+    """A row of `metrics.jsonl`; its other keys are figures."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, float]
+
+    step: int
+    split: str
+    loss: float
+
+
+def read_journal(run: Path) -> list[dict[str, Any]]:
+    """All rows of a run's `metrics.jsonl`."""
+    rows = read_models(run / "metrics.jsonl", _Row, "log", "remove the damaged lines", RunError)
+    return [row.model_dump() for row in rows]
 
 
 class Journal:
@@ -22,7 +42,8 @@ class Journal:
     def __init__(self, run: Path, step: int) -> None:
         self.path = run / "metrics.jsonl"
         if self.path.exists():
-            write_jsonl(self.path, [row for row in self._rows() if row["step"] <= step])
+            self._drop_incomplete_row()
+            write_jsonl(self.path, [row for row in read_journal(run) if row["step"] <= step])
         self._board: Any = None
         if importlib.util.find_spec("tensorboard") is not None:
             from torch.utils.tensorboard import SummaryWriter
@@ -42,12 +63,10 @@ class Journal:
                 f"{self.path}: cannot be written ({error}); the last checkpoint is kept, make room and continue"
             ) from None
 
-    def _rows(self) -> list[dict[str, Any]]:
-        """All complete rows; a killed process may leave an incomplete one."""
-        rows = []
-        for line in self.path.read_text(encoding="utf-8", errors="replace").split("\n"):
-            try:
-                rows.append(json.loads(line))
-            except json.JSONDecodeError:
-                continue
-        return rows
+    def _drop_incomplete_row(self) -> None:
+        """Remove what follows the last line end: a killed process may leave an incomplete row."""
+        check_regular(self.path, "log")
+        whole = self.path.read_bytes()
+        complete = whole[: whole.rfind(b"\n") + 1]
+        if len(complete) < len(whole):
+            os.truncate(self.path, len(complete))

@@ -30,7 +30,7 @@ from tellapart.engine.phases import Phase, add_totals, make_phases
 from tellapart.engine.processes import FabricProcesses, on_first, open_fabric
 from tellapart.engine.schedule import learning_rate
 from tellapart.engine.settings import TrainingSettings
-from tellapart.errors import RecipeError, RunError
+from tellapart.errors import RecipeError, RunError, shorten, some
 from tellapart.files import write_json
 from tellapart.models import load_model
 from tellapart.objectives.base import Epoch, Objective, Progress, Total, frozen_models
@@ -243,7 +243,7 @@ class Trainer:
 
         on_first(self.fabric, write)
         raise RunError(
-            f"step {progress.step + 1}: {', '.join(wrong)} is not a finite number, on the images {', '.join(images)}; "
+            f"step {progress.step + 1}: {', '.join(wrong)} is not a finite number, on the images {some(images)}; "
             f"the state is in {self.folder / 'checkpoints' / place}; "
             "lower training.learning_rate or training.clip_norm and train again"
         )
@@ -408,12 +408,22 @@ class Trainer:
         saved = load_model(path, self.objective.target.kind)
         self.objective.target.load_state_dict(saved.state_dict())
         self.objective.target.history = saved.history
+        try:
+            self._load_trainer_state(state)
+        except (KeyError, TypeError, ValueError, RuntimeError, AttributeError, IndexError) as error:
+            reason = shorten(f"{type(error).__name__}: {error}")
+            raise RunError(
+                f"{path / 'trainer.pt'}: does not fit this training ({reason}); {checkpoint.OTHER_CHECKPOINT}"
+            ) from None
+        self._saved = self.state.step
+
+    def _load_trainer_state(self, state: dict[str, Any]) -> None:
         own = _state_outside_target(self.objective)
         with torch.no_grad():
             for name, value in state["objective"].items():
                 own[name].copy_(value)
         for phase in self.phases:
-            phase.plain_optimiser.load_state_dict(state["optimisers"][phase.name])
+            phase.load_optimiser(state["optimisers"][phase.name])
         self.fabric.strategy.precision.load_state_dict(state["precision"])
         self.state = LoopState(**{key: state[key] for key in asdict(LoopState())})
         # If there were more processes before, some take the windows of several.
@@ -422,7 +432,6 @@ class Trainer:
             {name: Total(torch.tensor(total), count) for name, (total, count) in window.items()}
             for window in own_windows
         )
-        self._saved = self.state.step
 
     def _all_gather(self, value: Any) -> list[Any]:
         """The small plain values of all processes."""

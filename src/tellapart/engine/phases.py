@@ -80,6 +80,18 @@ class Phase:
             group["lr"] = rate
         self.optimiser.step()
 
+    def load_optimiser(self, state: dict[str, Any]) -> None:
+        """Load the state of the optimiser; a `ValueError` if it does not fit the parameters."""
+        groups = [set(group) for group in self.plain_optimiser.param_groups]
+        self.plain_optimiser.load_state_dict(state)
+        if [set(group) for group in self.plain_optimiser.param_groups] != groups:
+            raise ValueError("the optimiser has other settings")
+        for parameter, values in self.plain_optimiser.state.items():
+            if not isinstance(parameter, torch.Tensor) or set(values) != {"step", "exp_avg", "exp_avg_sq"}:
+                raise ValueError("the optimiser's state is not Adam's")
+            if any(values[name].shape != parameter.shape for name in ("exp_avg", "exp_avg_sq")):
+                raise ValueError("the optimiser's state has other shapes")
+
     def require_gradients(self, required: bool) -> None:
         for parameter in self.parameters:
             parameter.requires_grad_(required)

@@ -14,9 +14,9 @@ class TrainingSettings(Section):
 
     epochs: int | None = Field(None, ge=1)
     steps: int | None = Field(None, ge=0, description="0: measure the initial model without training")
-    images_per_batch: int = Field(16, ge=1)
+    images_per_batch: int = Field(16, ge=1, le=1_000_000)
     captions_per_image: int | None = Field(None, ge=1, description="captions drawn for an image each time; null: all")
-    accumulate: int = Field(1, ge=1, description="parts of a batch, one after another, to save memory")
+    accumulate: int = Field(1, ge=1, le=10_000, description="parts of a batch, one after another, to save memory")
     bucket_batches: int = Field(1, ge=1, description="batches sorted by caption length together; 1: no sorting")
     precision: Literal["full", "bf16", "fp16"] = Field("full", description="bf16 and fp16: mixed precision")
     optimiser: Literal["adam", "adamw"] = "adamw"

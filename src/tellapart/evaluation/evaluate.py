@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import ConfigDict, Field
 
 from tellapart.data.features import WHOLE, Part
 from tellapart.data.prepare import Prepared, open_dataset, prepare
@@ -30,7 +31,16 @@ from tellapart.evaluation.caption_scorer import SAMPLES, SEED, CaptionScorer, Me
 from tellapart.evaluation.judge import CaptionRanks, Judge, rank_captions
 from tellapart.evaluation.self_retrieval import KS, SHOWN
 from tellapart.evaluation.similar_images import cider_between_similar, clip_scores_under, consensus_captions
-from tellapart.files import check_output, find_or_make, find_or_make_rows, read_jsonl, write_json, write_jsonl
+from tellapart.files import (
+    REBUILD,
+    Stored,
+    check_output,
+    find_or_make,
+    find_or_make_rows,
+    read_models,
+    write_json,
+    write_jsonl,
+)
 from tellapart.metrics import Interval, PairedDifference, summarize_ranks
 from tellapart.models import add_measured
 from tellapart.progress import ProgressLine
@@ -40,6 +50,37 @@ from tellapart.run import Run, open_run
 RANKS = {"rank": "self_retrieval", "rank_under_judge": "under_judge"}
 # One of these is in every row of `per_image.jsonl`, unless only few figures are measured.
 FIGURES = "CIDEr|Bleu_1|METEOR|ROUGE_L|SPICE|CIDErBtw|rank|rank_under_judge"
+
+
+class CaptionRow(Stored):
+    """A row of `captions.jsonl`."""
+
+    id: str
+    caption: str
+    log_prob: float
+    ended: bool
+
+
+class ScoreFile(Stored):
+    """`scores.json`."""
+
+    corpus: dict[str, int | float]
+    intervals: dict[str, tuple[float, float]]
+    not_reported: dict[str, str]
+
+
+class ImageRow(Stored):
+    """A row of `per_image.jsonl`; its other keys are figures."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, float]
+
+    id: str
+    caption: str = ""
+    captions: list[str] = Field([], min_length=1)
+    rank: int = Field(1, ge=1, le=2**31)
+    rank_under_judge: int = Field(1, ge=1, le=2**31)
+    retrieved: list[str] = Field([])
 
 
 @dataclass(frozen=True)
@@ -254,10 +295,11 @@ def run_captions(run: Run, split: str, images: int | None = None) -> list[dict[s
 
     data = [run.data.dataset.digest, run.data.pictures_digest()]
     made_from = [run.model_digest, *data, decoding.model_dump(mode="json"), ids]
-    rows = find_or_make_rows(path, made_from, make)
     found: dict[str, list[str]] = {}
-    for row in rows:
-        found.setdefault(row["id"], []).append(row["caption"])
+    for row in find_or_make_rows(path, made_from, make, CaptionRow):
+        found.setdefault(row.id, []).append(row.caption)
+    if list(found) != ids or len({len(captions) for captions in found.values()}) != 1:
+        raise DataError(f"{path}: is damaged (it does not have the captions of all images); {REBUILD}")
     return [{"id": id, "captions": captions} for id, captions in found.items()]
 
 
@@ -309,15 +351,23 @@ def _measure(source: _Source, measure: CaptionScorer, options: _Options, keep: b
     if source.run is not None or options.consensus is not None or options.similar is not None:
         made_from.append(source.prepared().pictures_digest())
     path = source.path("scores.json")
-    content = find_or_make(path, made_from, make) if keep else make()
-    intervals = {
-        name: Interval(content["corpus"][name], low, high) for name, (low, high) in content["intervals"].items()
-    }
+    content = find_or_make(path, made_from, make, ScoreFile) if keep else ScoreFile.model_validate(make(), strict=False)
+    if not content.intervals.keys() <= content.corpus.keys():
+        raise DataError(f"{path}: is damaged (it has intervals of unknown figures); {REBUILD}")
+    intervals = {name: Interval(content.corpus[name], low, high) for name, (low, high) in content.intervals.items()}
     if not rows:
-        rows = read_jsonl(source.path("per_image.jsonl"), "file of figures")
-    return Evaluation(
-        source.label, source.folder, source.split, content["corpus"], intervals, rows, content["not_reported"]
-    )
+        rows = _read_rows(source.path("per_image.jsonl"), [record.id for record in measure.records], path)
+    return Evaluation(source.label, source.folder, source.split, content.corpus, intervals, rows, content.not_reported)
+
+
+def _read_rows(path: Path, ids: list[str], scores: Path) -> list[dict[str, Any]]:
+    """The rows of these images, as an earlier call wrote them."""
+    remedy = f"remove {scores} and run the same command again"
+    rows = [row.model_dump(exclude_unset=True) for row in read_models(path, ImageRow, "file of figures", remedy)]
+    whole = all(("caption" in row) != ("captions" in row) and set(row.get("retrieved", [])) <= set(ids) for row in rows)
+    if [row["id"] for row in rows] != ids or not whole:
+        raise DataError(f"{path}: is damaged (it does not have the rows of all images); {remedy}")
+    return rows
 
 
 def _caption_row(id: str, captions: Sequence[str]) -> dict[str, Any]:

@@ -14,17 +14,53 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from tellapart.data.prepare import Prepared
-from tellapart.errors import RunError
+from tellapart.errors import DataError, RunError
 from tellapart.evaluation.retrieval import RankedSplit, first_captions, first_images, rank_split, shown_queries
-from tellapart.files import check_output, find_or_make, read_jsonl, write_jsonl
+from tellapart.files import Stored, check_output, find_or_make, read_models, write_jsonl
 from tellapart.metrics import PairedDifference, RetrievalRanks, summarize_retrieval
 from tellapart.metrics.bootstrap import CorpusStatistic, paired_bootstraps
 from tellapart.metrics.ranks import KS
 from tellapart.models import add_measured
 from tellapart.progress import ProgressLine
 from tellapart.run import Run
+
+
+class RankRow(Stored):
+    """A row of `retrieval_images.jsonl`, or with a caption of `retrieval_captions.jsonl`."""
+
+    id: str
+    caption: str = ""
+    rank: int = Field(ge=1, le=2**31)
+    rank_in_fold: int = Field(1, ge=1, le=2**31)
+
+
+class ShownText(RankRow):
+    retrieved: list[str]
+
+
+class FoundText(Stored):
+    id: str
+    caption: str
+
+
+class ShownImage(RankRow):
+    retrieved: list[FoundText]
+
+
+class ShownQueries(Stored):
+    texts: list[ShownText]
+    images: list[ShownImage]
+
+
+class RetrievalFile(Stored):
+    """`retrieval.json`."""
+
+    figures: dict[str, int | float]
+    folds: dict[str, int | float]
+    shown: ShownQueries
 
 
 @dataclass(frozen=True)
@@ -94,16 +130,23 @@ def evaluate_retrieval(
 
     settings = retriever.settings.model_dump(mode="json")
     made_from = [run.model_digest, run.data.dataset.digest, run.data.pictures_digest(), settings, split, folds]
-    found = find_or_make(_path(folder, split), made_from, make)
-    return RetrievalEvaluation(
-        folder,
-        split,
-        found["figures"],
-        found["folds"],
-        read_jsonl(_path(folder, split, "_images"), "file of ranks"),
-        read_jsonl(_path(folder, split, "_captions"), "file of ranks"),
-        found["shown"],
-    )
+    path = _path(folder, split)
+    found = find_or_make(path, made_from, make, RetrievalFile)
+    records = run.data.dataset.split(split)
+    images = _read_rows(_path(folder, split, "_images"), [(record.id, None) for record in records], path)
+    captions = [(record.id, caption) for record in records for caption in record.captions]
+    texts = _read_rows(_path(folder, split, "_captions"), captions, path)
+    shown = found.shown.model_dump(exclude_unset=True)
+    return RetrievalEvaluation(folder, split, found.figures, found.folds, images, texts, shown)
+
+
+def _read_rows(path: Path, items: Sequence[tuple[str, str | None]], figures: Path) -> list[dict[str, Any]]:
+    """The ranks of these images or captions, as `_write_rows` wrote them."""
+    remedy = f"remove {figures} and run the same command again"
+    rows = [row.model_dump(exclude_unset=True) for row in read_models(path, RankRow, "file of ranks", remedy)]
+    if [(row["id"], row.get("caption")) for row in rows] != list(items):
+        raise DataError(f"{path}: is damaged (it does not have the ranks of all queries); {remedy}")
+    return rows
 
 
 def compare_retrieval(

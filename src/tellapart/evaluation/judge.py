@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +21,10 @@ from tellapart.data.features import WHOLE, Part
 from tellapart.data.prepare import Prepared
 from tellapart.data.records import Dataset
 from tellapart.decoding.ensemble import Ensemble
-from tellapart.errors import RunError
+from tellapart.errors import DataError, RunError
 from tellapart.evaluation.retrieval import rank_captions_under
 from tellapart.evaluation.self_retrieval import KS, SHOWN, SelfRetrieval, self_retrieval_part
-from tellapart.files import check_folder, digest_of, find_or_make
+from tellapart.files import REBUILD, Stored, check_folder, digest_of, find_or_make
 from tellapart.metrics import RankSummary, summarize_ranks
 from tellapart.progress import ProgressLine
 from tellapart.run import Run
@@ -74,6 +74,25 @@ class Judge:
         """Refuse captions of other data than the judge's."""
         if dataset.digest != self.data.dataset.digest:
             raise RunError(f"{self.runs[0].folder} has other data than {whose}; use a judge trained on the same data")
+
+
+class RankFile(Stored):
+    """A file in `ranks/`."""
+
+    score_name: Literal["log_prob", "similarity"]
+    ranks: list[int]
+    scores: list[float | None]
+    first: list[list[int]]
+    saved: dict[str, float]
+
+    def check(self, path: Path, images: int, shown: int) -> None:
+        """Raise an error unless the file has the ranks of this many images."""
+        whole = len(self.ranks) == len(self.scores) == len(self.first) == images
+        widths = {len(found) for found in self.first}
+        whole = whole and len(widths) == 1 and min(widths) >= shown
+        inside = all(1 <= rank <= images for rank in self.ranks)
+        if not whole or not inside or not all(0 <= place < images for found in self.first for place in found):
+            raise DataError(f"{path}: is damaged (its ranks are not those of {images} images); {REBUILD}")
 
 
 @dataclass(frozen=True)
@@ -145,14 +164,15 @@ def rank_captions(
         saved = {"shared": ranked.shared, "pruned": ranked.pruned}
         return _content(judge, ranked.ranks, ranked.log_probs, "log_prob", ranked.first, saved)
 
-    content = find_or_make(path, wanted[found], make)
+    content = find_or_make(path, wanted[found], make, RankFile)
+    content.check(path, len(ids), min(shown, len(ids)))
     shutil.rmtree(blocks, ignore_errors=True)
     return CaptionRanks(
-        np.array(content["ranks"], dtype=np.int64),
-        np.array([-np.inf if score is None else score for score in content["scores"]]),
-        content["score_name"],
-        np.array(content["first"], dtype=np.int64).reshape(len(ids), -1)[:, :shown],
-        content["saved"],
+        np.array(content.ranks, dtype=np.int64),
+        np.array([-np.inf if score is None else score for score in content.scores]),
+        content.score_name,
+        np.array(content.first, dtype=np.int64).reshape(len(ids), -1)[:, :shown],
+        content.saved,
     )
 
 

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field
 
 from tellapart.data.features import WHOLE, FeatureStore, Part
 from tellapart.data.neighbours import nearest_images
@@ -32,7 +33,7 @@ from tellapart.decoding.base import Decodable
 from tellapart.errors import DataError
 from tellapart.evaluation.prefix_tree import PrefixTree
 from tellapart.evaluation.tree_scores import Reached, TreeScorer, pair_scores
-from tellapart.files import digest_of, read_json, write_json
+from tellapart.files import REBUILD, Stored, digest_of, read_model, write_json
 from tellapart.metrics import RankSummary, summarize_ranks
 from tellapart.text import END, PAD
 
@@ -139,20 +140,37 @@ def self_retrieval_part(
     """
     study = _Study(captioner, store, rows, captions, shown)
     kept = _Kept(None if folder is None else folder / f"ranking-{study.digest()[:16]}")
-    targets = kept.find("targets") or kept.keep("targets", study.targets())
+    targets = kept.find("targets", study.check_targets) or kept.keep("targets", study.targets())
     starts = range(0, len(rows), SHARD)
     mine = starts[part.index :: part.of]
     done, of = 0, len(captions) * sum(len(study.shard(start)) for start in mine)
     for start in mine:
         name = _shard_name(start)
-        if kept.find(name) is None:
+        if kept.find(name, study.check_block) is None:
             kept.keep(name, study.rank(study.shard(start), targets))
         done += len(captions) * len(study.shard(start))
         if on_progress is not None:
             on_progress(done, of)
-    found = [kept.find(_shard_name(start)) for start in starts]
+    found = [kept.find(_shard_name(start), study.check_block) for start in starts]
     shards = [shard for shard in found if shard is not None]
     return study.together(targets, shards) if len(shards) == len(starts) else None
+
+
+class _Targets(Stored):
+    """`targets.json` of an unfinished ranking."""
+
+    own: list[float]
+    floor: list[float]
+
+
+class _Block(Stored):
+    """`images-N.json` of an unfinished ranking."""
+
+    before: list[int]
+    steps: int
+    caption: list[int] = Field([])
+    image: list[int] = Field([])
+    score: list[float] = Field([])
 
 
 class _Study:
@@ -198,6 +216,22 @@ class _Study:
                 "shown": self.shown,
             }
         )
+
+    def check_targets(self, path: Path) -> dict[str, Any]:
+        """Read the file of targets and check that it fits."""
+        found = read_model(path, _Targets, "piece of a ranking")
+        if len(found.own) != len(self.rows) or len(found.floor) != len(self.distinct):
+            raise DataError(f"{path}: is damaged (it is of another ranking); {REBUILD}")
+        return found.model_dump()
+
+    def check_block(self, path: Path) -> dict[str, Any]:
+        """Read the file of a block of images and check that it fits."""
+        found = read_model(path, _Block, "piece of a ranking")
+        whole = len(found.before) == len(self.rows) and len(found.caption) == len(found.image) == len(found.score)
+        inside = all(0 <= one < len(self.distinct) for one in found.caption)
+        if not whole or not inside or not all(0 <= one < len(self.rows) for one in (*found.image, *found.before)):
+            raise DataError(f"{path}: is damaged (it is of another ranking); {REBUILD}")
+        return found.model_dump()
 
     def shard(self, start: int) -> NDArray[np.int64]:
         return np.arange(start, min(start + SHARD, len(self.rows)))
@@ -298,17 +332,16 @@ class _Kept:
         self._folder = folder
         self._pieces: dict[str, dict[str, Any]] = {}
 
-    def find(self, name: str) -> dict[str, Any] | None:
+    def find(self, name: str, read: Callable[[Path], dict[str, Any]]) -> dict[str, Any] | None:
         if self._folder is None:
             return self._pieces.get(name)
         path = self._folder / f"{name}.json"
         try:
-            piece: dict[str, Any] = read_json(path, "piece of a ranking")
+            return read(path)
         except DataError:
             if path.exists():
                 raise
             return None
-        return piece
 
     def keep(self, name: str, piece: dict[str, Any]) -> dict[str, Any]:
         if self._folder is None:

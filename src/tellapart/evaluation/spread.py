@@ -12,10 +12,19 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import Field
 
 from tellapart.evaluation.retrieval import Gallery, PairScores
+from tellapart.files import Stored
 from tellapart.metrics.ranks import Similarity
 from tellapart.run import Run
+
+
+class SpreadFile(Stored):
+    """`spread.json`."""
+
+    image_to_text: list[float] = Field(min_length=1)
+    text_to_image: list[float] = Field(min_length=1)
 
 
 @dataclass(frozen=True)
@@ -104,5 +113,5 @@ def measure_spread(run: Run, split: str = "test") -> NegativeSpread:
         return {name: [round(float(value), 6) for value in values] for name, values in vars(found).items()}
 
     name = "spread.json" if split == "test" else f"spread-{split}.json"
-    content = run.derived(name, [retriever.settings.model_dump(mode="json"), split], make)
-    return NegativeSpread(np.array(content["image_to_text"]), np.array(content["text_to_image"]))
+    content = run.derived(name, [retriever.settings.model_dump(mode="json"), split], make, SpreadFile)
+    return NegativeSpread(np.array(content.image_to_text), np.array(content.text_to_image))

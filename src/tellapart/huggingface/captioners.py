@@ -27,7 +27,7 @@ from tellapart.huggingface.models import TransformersModel, without_vision_layer
 from tellapart.huggingface.tokens import HuggingFaceTokens, first_known
 from tellapart.huggingface.towers import CAPTIONERS, CaptionerTower, tower_digest, vision_tower, whole_model
 from tellapart.huggingface.weights import add_lora, save_tied_weights_once
-from tellapart.settings import Section
+from tellapart.settings import MAX_WIDTH, Section
 from tellapart.text import PAD
 
 if TYPE_CHECKING:
@@ -46,9 +46,9 @@ class HuggingFaceSettings(Section):
         min_length=1,
         description="folder, or id of a model in the Hugging Face cache; null: the model of data.encoder",
     )
-    max_tokens: int = Field(40, ge=1, description="maximum number of tokens of a caption; longer ones are cut")
+    max_tokens: int = Field(40, ge=1, le=4_096, description="maximum number of tokens in a caption; others are cut")
     dropout: float | None = Field(None, ge=0, lt=1, description="dropout of the text decoder; null: as in the model")
-    lora: int = Field(0, ge=0, description="rank of LoRA on the attention projections; 0: train all weights")
+    lora: int = Field(0, ge=0, le=MAX_WIDTH, description="rank of LoRA on attention projections; 0: train all weights")
     lora_scale: float = Field(2.0, gt=0, description="alpha of LoRA divided by its rank")
     lora_dropout: float = Field(0.0, ge=0, lt=1, description="dropout of the input of LoRA layers")
 

@@ -149,7 +149,8 @@ def candidate_scores(
     }
     if training_captions is not None:
         per_image["novel_within"] = _novel_within(candidates, training_captions)
-    per_image |= {f"oracle_{metric}": figures for metric, figures in best.items()}
+    # A metric that cannot be computed for one caption has no best caption.
+    per_image |= {f"oracle_{metric}": figures for metric, figures in best.items() if np.isfinite(figures).all()}
     corpus = {"mBLEU_4_corpus": float(np.mean(mutual))}
     return CandidateScores(corpus | {name: float(figures.mean()) for name, figures in per_image.items()}, per_image)
 
@@ -227,9 +228,12 @@ def _bleu(references: Texts, captions: Sequence[str]) -> dict[str, Figures]:
 
 def _meteor(references: Texts, captions: Sequence[str]) -> dict[str, Figures]:
     # Imported here: its tables are large.
-    from tellapart.metrics.meteor import meteor_scores
+    from tellapart.metrics.meteor import TooLongError, meteor_scores
 
-    return {"METEOR": meteor_scores(references, captions).per_image}
+    try:
+        return {"METEOR": meteor_scores(references, captions).per_image}
+    except TooLongError:
+        return {"METEOR": np.full(len(captions), np.nan)}
 
 
 ORACLE: dict[str, Quality] = {

@@ -99,13 +99,13 @@ def evaluate(
         for n in range(ORDERS):
             add(f"Bleu_{n + 1}", float(bleu.corpus[n]), bleu.per_image[:, n])
     if "meteor" in families:
-        try:
-            # Imported here: its tables are large.
-            from tellapart.metrics.meteor import meteor_scores
+        # Imported here: its tables are large.
+        from tellapart.metrics.meteor import TooLongError, meteor_scores
 
+        try:
             meteor = meteor_scores(groups, first)
             add("METEOR", meteor.corpus, meteor.per_image)
-        except MissingExtraError as error:
+        except (MissingExtraError, TooLongError) as error:
             if metrics is not None:
                 raise
             scores.not_reported["METEOR"] = str(error)

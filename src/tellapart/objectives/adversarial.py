@@ -14,7 +14,7 @@ from tellapart.data.batches import Batch, Kind
 from tellapart.decoding.sampling import draw
 from tellapart.decoding.settings import DecodingSettings
 from tellapart.objectives.base import Needs, Objective, Progress, Roles, Total
-from tellapart.settings import Section
+from tellapart.settings import MAX_WIDTH, Section
 from tellapart.text import END, PAD, START
 
 PLAIN_SAMPLING = DecodingSettings()  # words are drawn from p itself
@@ -174,12 +174,12 @@ class Evaluator(nn.Module):
 class AdversarialSettings(Section):
     """Settings of `Adversarial`."""
 
-    noise: int = Field(100, ge=1, description="width of the generator's noise z ~ U(-1, 1)")
-    width: int = Field(512, ge=1, description="width of the evaluator's embeddings")
-    negatives: int = Field(1, ge=1, description="number of mismatched captions to draw for each true pair")
+    noise: int = Field(100, ge=1, le=MAX_WIDTH, description="width of the generator's noise z ~ U(-1, 1)")
+    width: int = Field(512, ge=1, le=MAX_WIDTH, description="width of the evaluator's embeddings")
+    negatives: int = Field(1, ge=1, le=10_000, description="number of mismatched captions to draw for each true pair")
     generated_weight: float = Field(1.0, ge=0, description="α: weight of generated captions in the evaluator's loss")
     mismatched_weight: float = Field(1.0, ge=0, description="β: weight of mismatched captions in the evaluator's loss")
-    rollouts: int = Field(3, ge=1, description="number of endings to sample for each prefix of a generated caption")
+    rollouts: int = Field(3, ge=1, le=1_000, description="endings to sample for each prefix of a generated caption")
     evaluator_warmup_steps: int = Field(0, ge=0, description="first steps, in which only the evaluator is trained")
 
 

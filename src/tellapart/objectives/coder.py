@@ -45,14 +45,14 @@ class CoderObjectiveSettings(Section):
         0.0, ge=0, le=1, description="triplet: share of the training steps that use all negatives, not the hardest"
     )
     temperature: float = Field(0.05, gt=0, description="info-nce: τ")
-    bank: int = Field(0, ge=0, description="slots of each memory bank (paper: 4096); 0: no bank")
+    bank: int = Field(0, ge=0, le=10_000_000, description="slots of each memory bank (paper: 4096); 0: no bank")
     bank_loss: bool = Field(True, description="add the contrast with the bank (M-DCL), if there is a bank")
     bank_anchors: bool = Field(False, description="use the bank's entries as anchors too, as eq. 6 is written")
     momentum: float = Field(0.995, ge=0, le=1, description="momentum of the encoders that fill the bank")
     instance_weight: float = Field(3.0, ge=0, description="λ of eq. 8")
     concept_loss: bool = Field(True, description="add the contrast of the concept branch, if the retriever has one")
     concept_twice: bool = Field(False, description="count both directions of L_DCL^C twice, as it is written")
-    prototypes: int = Field(0, ge=0, description="K: number of clusters for the concept branch to predict; 0: none")
+    prototypes: int = Field(0, ge=0, le=1_000_000, description="K: clusters for the concept branch to predict; 0: none")
     cluster_every: int = Field(1, ge=1, description="number of epochs between clusterings")
 
 

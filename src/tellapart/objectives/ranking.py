@@ -55,7 +55,7 @@ class RankingHingeSettings(Section):
     """Settings of `RankingHinge`."""
 
     margin: float = Field(0.2, ge=0, description="α: wanted difference of the similarities")
-    negatives: int = Field(30, ge=1, description="negatives to draw from the batch for each pair and direction")
+    negatives: int = Field(30, ge=1, le=10_000, description="negatives from the batch for each pair and direction")
 
 
 class RankingHinge(RetrievalObjective):

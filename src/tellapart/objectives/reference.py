@@ -90,7 +90,7 @@ def comparable(one: Vocabulary, other: Vocabulary) -> Callable[[str], bool]:
 class AgainstReferenceSettings(Section):
     """Settings of `AgainstReference`."""
 
-    negatives: int = Field(5, ge=1, description="K: number of mismatched captions to draw for each true pair")
+    negatives: int = Field(5, ge=1, le=10_000, description="K: mismatched captions to draw for each true pair")
 
 
 class AgainstReference(Objective):

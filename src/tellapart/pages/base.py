@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from textwrap import fill
@@ -88,8 +89,8 @@ def curves(journals: Mapping[str, list[dict[str, Any]]]) -> str:
             axis = next(places)
             logged = [row for row in rows if row["split"] == "train"]
             steps = [row["step"] for row in logged]
-            axis.plot(steps, [row["log_ratio_positive"] for row in logged], label="true pairs, G⁺")
-            axis.plot(steps, [row["log_ratio_negative"] for row in logged], label="mismatched, G⁻")
+            axis.plot(steps, [row.get("log_ratio_positive", math.nan) for row in logged], label="true pairs, G⁺")
+            axis.plot(steps, [row.get("log_ratio_negative", math.nan) for row in logged], label="mismatched, G⁻")
             axis.set_title(fill(f"{label}: log ratio to reference", TITLE))
         for axis in axes.ravel()[:panels]:
             axis.legend(frameon=False, fontsize=8)
@@ -107,7 +108,7 @@ def plotting() -> Iterator[ModuleType]:
     matplotlib.use("svg")
     from matplotlib import pyplot
 
-    style: dict[Any, Any] = {"font.size": 9, "axes.titlesize": 9, "svg.hashsalt": "t"}
+    style: dict[Any, Any] = {"font.size": 9, "axes.titlesize": 9, "svg.hashsalt": "t", "text.parse_math": False}
     with pyplot.rc_context({**style, "axes.spines.top": False, "axes.spines.right": False}):
         yield pyplot
 

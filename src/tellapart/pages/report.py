@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from tellapart.data.records import Record
+from tellapart.engine.journal import read_journal
 from tellapart.evaluation.compare import ComparedRun, Comparison
 from tellapart.evaluation.evaluate import Evaluation
-from tellapart.files import GENERATOR, check_output, read_jsonl, write_json, write_text
+from tellapart.files import GENERATOR, check_output, write_json, write_text
 from tellapart.metrics import PairedDifference
 from tellapart.pages.base import Pictures, curves, render, shown
 
@@ -73,7 +74,7 @@ def write_report(comparison: Comparison, folder: str | Path) -> Path:
         lost=cards(pair, comparison.records, pictures, gained=False),
         families=_families(pair, comparison.records, pictures),
         queries=_queries(pair, pictures),
-        curves=curves({row.label: read_jsonl(row.run.folder / "metrics.jsonl") for row in comparison.rows}),
+        curves=curves({row.label: read_journal(row.run.folder) for row in comparison.rows}),
         made_from=[(row.label, row.run.recipe) for row in comparison.rows],
     )
     path = folder / "report.html"

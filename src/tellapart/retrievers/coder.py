@@ -17,6 +17,7 @@ from tellapart.retrievers.pooling import disturb_words
 from tellapart.retrievers.sentences import bigru_states
 from tellapart.retrievers.two_branches import BranchSettings, TwoBranches
 from tellapart.retrievers.words import WordRetriever
+from tellapart.settings import MAX_WIDTH
 from tellapart.text import Vocabulary
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 class CoderSettings(BranchSettings):
     """Settings of `Coder`."""
 
-    words: int = Field(300, ge=1, description="width of the word vectors")
+    words: int = Field(300, ge=1, le=MAX_WIDTH, description="width of the word vectors")
     word_vectors: str | None = Field(None, description="text file of word vectors, such as GloVe's")
 
 

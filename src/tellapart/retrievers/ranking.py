@@ -15,7 +15,7 @@ from tellapart.encoders.base import EncoderIdentity
 from tellapart.retrievers.base import Raw
 from tellapart.retrievers.sentences import run_rnn
 from tellapart.retrievers.words import WordRetriever
-from tellapart.settings import Section
+from tellapart.settings import MAX_WIDTH, Section
 from tellapart.text import Vocabulary
 
 if TYPE_CHECKING:
@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 class RankingSettings(Section):
     """Settings of `Ranking`."""
 
-    words: int = Field(300, ge=1, description="width of the word vectors")
+    words: int = Field(300, ge=1, le=MAX_WIDTH, description="width of the word vectors")
     word_vectors: str | None = Field(None, description="text file of word vectors, such as GloVe's")
     freeze_words: bool = Field(False, description="do not train the word vectors of word_vectors")
-    hidden: int = Field(512, ge=1, description="width of the BiLSTM, each direction")
-    embedding: int = Field(1000, ge=1, description="width of the joint space")
+    hidden: int = Field(512, ge=1, le=MAX_WIDTH, description="width of the BiLSTM, each direction")
+    embedding: int = Field(1000, ge=1, le=MAX_WIDTH, description="width of the joint space")
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout before the two linear layers (paper: none)")
     reading: Literal["cosine", "dot"] = Field("cosine", description="similarity: cosine (Cos) or inner product (DP)")
 

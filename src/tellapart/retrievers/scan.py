@@ -13,7 +13,7 @@ from tellapart.encoders.base import EncoderIdentity
 from tellapart.retrievers.base import Raw
 from tellapart.retrievers.sentences import bigru_states
 from tellapart.retrievers.words import WordRetriever
-from tellapart.settings import Section
+from tellapart.settings import MAX_WIDTH, Section
 from tellapart.text import Vocabulary
 
 
@@ -70,8 +70,8 @@ def cross_attention(
 class ScanSettings(Section):
     """Settings of `Scan`."""
 
-    width: int = Field(256, ge=1, description="width of the joint space (paper: 1024)")
-    words: int = Field(300, ge=1, description="width of the word vectors")
+    width: int = Field(256, ge=1, le=MAX_WIDTH, description="width of the joint space (paper: 1024)")
+    words: int = Field(300, ge=1, le=MAX_WIDTH, description="width of the word vectors")
     sharpness: float = Field(9.0, gt=0, description="λ₁: sharpness of the attention")
     aggregation: Literal["mean", "logsumexp"] = Field("mean", description="how to combine the scores of the words")
     peak: float = Field(6.0, gt=0, description="logsumexp: λ₂")

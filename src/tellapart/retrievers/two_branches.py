@@ -13,7 +13,8 @@ from pydantic import Field
 from torch import nn
 from torch.nn import functional
 
-from tellapart.files import read_json, write_json
+from tellapart.errors import RunError
+from tellapart.files import read_model, write_json
 from tellapart.retrievers.base import Raw, Retriever
 from tellapart.retrievers.concept_graph import (
     ConceptGraph,
@@ -30,7 +31,7 @@ from tellapart.retrievers.pooling import (
     pack_items,
     sort_items,
 )
-from tellapart.settings import Section
+from tellapart.settings import MAX_WIDTH, Section
 
 # The file with the concepts in a model folder; their graph is a buffer of the model.
 CONCEPTS = "concepts.json"
@@ -39,9 +40,9 @@ CONCEPTS = "concepts.json"
 class BranchSettings(Section):
     """Settings of `TwoBranches`."""
 
-    width: int = Field(256, ge=1, description="F: width of each branch (paper: 1024)")
+    width: int = Field(256, ge=1, le=MAX_WIDTH, description="F: width of each branch (paper: 1024)")
     pooling: Literal["gpo", "mean", "max"] = Field("gpo", description="pooling of regions and words to one vector")
-    concepts: int = Field(0, ge=0, description="g: number of concepts (paper: 400); 0: no concept branch")
+    concepts: int = Field(0, ge=0, le=MAX_WIDTH, description="g: number of concepts (paper: 400); 0: no concept branch")
     smoothness: float = Field(10.0, gt=0, description="λ of the softmax over concepts")
     instance_share: float = Field(0.9, gt=0, le=1, description="β: weight of the instance branch in the similarity")
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout of word vectors and region features")
@@ -100,8 +101,13 @@ class TwoBranches(Retriever):
 
     @staticmethod
     def _read_concepts(settings: BranchSettings, folder: Path) -> list[Concept]:
-        rows = read_json(folder / CONCEPTS, "list of concepts") if settings.concepts else []
-        return [Concept(row["name"], row["part"], tuple(row["forms"])) for row in rows]
+        path, remedy = folder / CONCEPTS, "use another checkpoint"
+        if not settings.concepts:
+            return []
+        concepts = read_model(path, list[Concept], "list of concepts", remedy, RunError)
+        if len(concepts) != settings.concepts:
+            raise RunError(f"{path}: has {len(concepts)} concepts, and the model has {settings.concepts}; {remedy}")
+        return concepts
 
     # --- equations --------------------------------------------------------------------------------------------
 

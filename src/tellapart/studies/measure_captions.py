@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tellapart.data.prepare import Prepared
+from tellapart.engine.journal import read_journal
 from tellapart.evaluation.compare import ComparedRun
 from tellapart.evaluation.evaluate import evaluate
-from tellapart.files import read_jsonl
 from tellapart.metrics import PairedDifference, paired_bootstrap
 from tellapart.objectives.reference import EDGES
 from tellapart.pages.base import Pictures, as_svg, plotting, shown
@@ -134,7 +134,7 @@ def _histograms(result: Result) -> str:
     """Histograms of G of true and mismatched validation pairs at the end of each contrastive training."""
     found: list[tuple[str, dict[str, Any]]] = []
     for row in result.rows:
-        journal = read_jsonl(row.seeds[0].run.folder / "metrics.jsonl")
+        journal = read_journal(row.seeds[0].run.folder)
         last: dict[str, Any] = next((line for line in reversed(journal) if line["split"] == "val"), {})
         if "G_positive_bin_0" in last:
             found.append((row.arm.label, last))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tellapart.files import GENERATOR, check_output, read_jsonl, write_text
+from tellapart.engine.journal import read_journal
+from tellapart.files import GENERATOR, check_output, write_text
 from tellapart.pages.base import curves, render, shown
 from tellapart.studies.columns import Column
 from tellapart.studies.measure import measure_of
@@ -75,7 +76,7 @@ def study_page(result: Result) -> str:
         quoted=quoted,
         compared=list(measure.compared.values()),
         differences=difference_rows(result),
-        curves=curves({row.arm.label: read_jsonl(row.seeds[0].run.folder / "metrics.jsonl") for row in result.rows}),
+        curves=curves({row.arm.label: read_journal(row.seeds[0].run.folder) for row in result.rows}),
         **measure.page(result, prepared),
     )
 

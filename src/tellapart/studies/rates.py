@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tellapart.data.prepare import prepare
-from tellapart.files import read_jsonl
+from tellapart.engine.journal import read_journal
 from tellapart.recipe import Recipe
 from tellapart.training import run_recipe
 
@@ -74,7 +74,7 @@ def search_rate(recipe: Recipe, runs: Path) -> Search:
         }
         training = recipe.training.model_copy(update=changes)
         trial = recipe.model_copy(update={"name": f"{recipe.name}-rate", "training": training})
-        journal = read_jsonl(run_recipe(trial, runs).folder / "metrics.jsonl")
+        journal = read_journal(run_recipe(trial, runs).folder)
         tried[rate] = next(row[figure] for row in reversed(journal) if row["split"] == "val")
 
     for factor in (1.0, 1 / FACTOR, FACTOR):

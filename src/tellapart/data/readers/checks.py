@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tellapart.data.records import SPLITS
-from tellapart.errors import DataError
+from tellapart.errors import DataError, quote
 from tellapart.files import is_utf8, read_text
 
 # Names that data sets use for the three splits.
@@ -41,7 +41,7 @@ def text_of(value: Any, where: str, without: str) -> str:
     if not isinstance(value, str) or not value.strip():
         raise DataError(f"{where} {without}")
     if not is_utf8(value):
-        raise DataError(f"{where} has {value!r}, which is not UTF-8 text; write it again")
+        raise DataError(f"{where} has {quote(value)}, which is not UTF-8 text; write or name it again")
     return value
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from tellapart.data.readers.checks import ImageRoot, caption_of, first_folder, read_split_lists, text_of
 from tellapart.data.records import Dataset, Record
-from tellapart.errors import DataError
+from tellapart.errors import DataError, quote
 from tellapart.files import read_json
 
 _FILE = re.compile(r"captions_((train|val|test)(\d{4}))\.json")
@@ -95,5 +95,5 @@ def _id(entry: Any, key: str, where: str) -> str:
         raise DataError(f"{where} is not an object")
     value = entry.get(key)
     if isinstance(value, bool) or not isinstance(value, int):
-        raise DataError(f"{where}: '{key}' is {value!r}; it must be a whole number")
+        raise DataError(f"{where}: '{key}' is {quote(value)}; it must be a whole number")
     return str(value)

@@ -8,8 +8,8 @@ from typing import Any
 
 from tellapart.data.readers.checks import ImageRoot, caption_of, text_of
 from tellapart.data.records import SPLITS, Dataset, Record
-from tellapart.errors import DataError
-from tellapart.files import read_json
+from tellapart.errors import DataError, quote
+from tellapart.files import is_utf8, read_json
 
 # Feature stores are put in a folder of the data set's name: a slash in it would move them elsewhere.
 _NAME = re.compile(r"\w[\w .@+-]{0,99}")
@@ -49,16 +49,19 @@ def _record(image: Any, where: str, root: ImageRoot, fallback: str) -> Record:
     split = image.get("split")
     split = "train" if split == "restval" else split
     if split not in SPLITS:
-        raise DataError(f"{where} ({filename}): split is {split!r}; it must be train, restval, val or test")
+        raise DataError(f"{where} ({filename}): split is {quote(split)}; it must be train, restval, val or test")
     filepath = image.get("filepath", fallback)
     if not isinstance(filepath, str):
-        raise DataError(f"{where}: 'filepath' is {filepath!r}; it must name a folder, or be left out")
+        raise DataError(f"{where}: 'filepath' is {quote(filepath)}; it must name a folder, or be left out")
+    family = image.get("family")
+    if family is not None and not (isinstance(family, str) and is_utf8(family)):
+        raise DataError(f"{where}: 'family' is {quote(family)}; it must be text, or be left out")
     return Record(
         id=Path(filename).stem,
         image=root.image(filepath, filename, where),
         split=split,
         captions=tuple(_captions(image.get("sentences"), where)),
-        family=image.get("family"),
+        family=family,
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -11,7 +10,8 @@ from tellapart.data.readers.checks import SPLIT_NAMES, caption_of, split_in_name
 from tellapart.data.readers.folder import has_pictures
 from tellapart.data.records import Dataset, Record
 from tellapart.data.tar import member_bytes, tar_members
-from tellapart.errors import DataError
+from tellapart.errors import DataError, quote
+from tellapart.files import parse_json
 
 
 def matches(source: Path) -> bool:
@@ -67,7 +67,7 @@ def _record(shard: Path, key: str, members: dict[str, str], split: str) -> Recor
         if "split" in about:
             named = about["split"]
             if not isinstance(named, str) or named not in SPLIT_NAMES:
-                raise DataError(f"{where}: split is {named!r}; it must be one of {', '.join(SPLIT_NAMES)}")
+                raise DataError(f"{where}: split is {quote(named)}; it must be one of {', '.join(SPLIT_NAMES)}")
             split = SPLIT_NAMES[named]
         said = about.get("captions", about.get("caption", []))
         # A .txt has the same captions; the .json beside it often has none.
@@ -90,9 +90,9 @@ def _text(shard: Path, name: str) -> str:
 
 def _parse(text: str, where: str) -> dict[str, Any]:
     try:
-        content = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise DataError(f"{where}: not valid JSON (line {error.lineno}: {error.msg}); fix or replace it") from None
+        content = parse_json(text)
+    except ValueError as error:
+        raise DataError(f"{where}: not valid JSON ({error}); fix or replace it") from None
     if not isinstance(content, dict):
         raise DataError(f"{where}: not an object with 'caption' or 'captions'")
     return content

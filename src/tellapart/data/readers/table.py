@@ -11,7 +11,7 @@ from typing import Any
 
 from tellapart.data.readers.checks import SPLIT_NAMES, ImageRoot, caption_of, text_of
 from tellapart.data.records import Dataset, Record
-from tellapart.errors import DataError, MissingExtraError
+from tellapart.errors import DataError, MissingExtraError, quote, some
 from tellapart.files import read_jsonl, read_text
 
 # Accepted column names; the first that the table has is used.
@@ -73,7 +73,7 @@ def _id(value: Any, where: str) -> str:
 def _split(value: Any, where: str) -> str:
     split = SPLIT_NAMES.get(value) if isinstance(value, str) else None
     if split is None:
-        raise DataError(f"{where}: split is {value!r}; it must be one of {', '.join(SPLIT_NAMES)}")
+        raise DataError(f"{where}: split is {quote(value)}; it must be one of {', '.join(SPLIT_NAMES)}")
     return split
 
 
@@ -89,7 +89,7 @@ def _columns(names: list[str], where: str) -> dict[str, str]:
     found = {what: next((known[name] for name in choices if name in known), None) for what, choices in COLUMNS.items()}
     for what in ("image", "caption"):
         if found[what] is None:
-            wanted, there = ", ".join(COLUMNS[what]), ", ".join(names) or "nothing"
+            wanted, there = ", ".join(COLUMNS[what]), some(names, 20) or "nothing"
             raise DataError(f"{where}: no column for the {what} (one of {wanted}); its columns are: {there}")
     return {what: name for what, name in found.items() if name is not None}
 

@@ -19,7 +19,7 @@ from tellapart.data.scenes.drawing import render
 from tellapart.data.scenes.grammar import write_captions
 from tellapart.data.scenes.world import Group, Scene, content, sample_scene, sample_variant
 from tellapart.errors import DataError
-from tellapart.files import check_output, lock, temporary_path, write_text
+from tellapart.files import Stored, check_output, lock, read_model, temporary_path, write_text
 
 __all__ = [
     "VERSION",
@@ -47,6 +47,12 @@ class SceneRecord:
     """The attribute that differs from the family's first scene; None for that one and for single scenes."""
     scene: Scene
     captions: tuple[str, ...]
+
+
+class _SceneFile(Stored):
+    """`dataset.json` of rendered scenes, besides what a reader of Karpathy's layout checks."""
+
+    digest: str
 
 
 def make_scenes(train: int, val: int, test: int, seed: int = 0) -> list[SceneRecord]:
@@ -113,7 +119,7 @@ def write_scenes(
     records = make_scenes(train, val, test, seed)
     digest = scenes_digest(records)
     target = folder / "dataset.json"
-    if target.exists() and json.loads(target.read_text(encoding="utf-8")).get("digest") == digest:
+    if target.exists() and read_model(target, _SceneFile, "data set").digest == digest:
         return target
     images = folder / "images"
     if not (images / ".digest").exists():

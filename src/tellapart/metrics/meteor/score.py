@@ -9,6 +9,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
+from tellapart.errors import DataError
 from tellapart.metrics.meteor.beam import align_all
 from tellapart.metrics.meteor.definition import align, find_matches
 from tellapart.metrics.meteor.lexicon import Lexicon, open_lexicon
@@ -19,6 +20,8 @@ MODULE_WEIGHTS = (1.0, 0.6, 0.8, 0.6)
 # These bound memory; the table of words has a byte for each pair of different words.
 _REFERENCES_AT_ONCE = 40_000
 _WORD_PAIRS_AT_ONCE = 1 << 27
+# Longest caption in words: the time of an alignment grows with the square of its length.
+MAX_WORDS = 200
 
 Floats = NDArray[np.float64]
 
@@ -48,6 +51,10 @@ class _Counts:
         return _Counts(self.length[chosen], self.function_words[chosen], self.matched[chosen], self.chunks[chosen])
 
 
+class TooLongError(DataError):
+    """A caption has more words than METEOR is computed for."""
+
+
 def meteor_scores(references: Sequence[Sequence[str]], candidates: Sequence[str]) -> MeteorScores:
     """METEOR of one candidate per image, with the reference that gives the highest score.
 
@@ -60,8 +67,8 @@ def meteor_scores(references: Sequence[Sequence[str]], candidates: Sequence[str]
         score = (1 - γ·(chunks / matched words)^β)·F,        β = .20, γ = .60; no penalty for one perfect chunk
 
     Captions are tokens joined by spaces (Penn Treebank tokens without punctuation, to equal the COCO tool);
-    `references[i]` belongs to `candidates[i]`. An empty candidate scores 0. Needs the extra `metrics`, whose word data
-    are converted at the first call (see `data.py`).
+    `references[i]` belongs to `candidates[i]`. An empty candidate scores 0. A caption of more than `MAX_WORDS` words is
+    a `TooLongError`. Needs the extra `metrics`, whose word data are converted at the first call (see `data.py`).
 
     Example:
         >>> from tellapart.metrics.meteor import meteor_scores  # doctest: +SKIP
@@ -74,6 +81,10 @@ def meteor_scores(references: Sequence[Sequence[str]], candidates: Sequence[str]
     """
     if len(references) != len(candidates) or not all(references):
         raise ValueError("every candidate needs a list of at least one reference")
+    for text in chain(candidates, *references):
+        words = text.count(" ") + 1
+        if words > MAX_WORDS:
+            raise TooLongError(f"a caption has {words:,} words; METEOR is computed for at most {MAX_WORDS}")
     lexicon = open_lexicon()
     # The tool removes its separator from a candidate; in a reference it starts another one.
     groups = [[part for text in texts for part in text.split("|||")] for texts in references]
