@@ -26,10 +26,10 @@ from safetensors.torch import load_file, save_file
 from tellapart import cli
 from tellapart.data.features import FeatureStore
 from tellapart.encoders.base import EncoderIdentity
-from tellapart.errors import DataError, RecipeError, RunError, StoreError, quote, some
+from tellapart.errors import DataError, LimitError, RecipeError, RunError, StoreError, quote, some
 from tellapart.files import Stored, check_regular, read_model, read_models
 from tellapart.metrics import evaluate
-from tellapart.metrics.meteor import TooLongError, meteor_scores
+from tellapart.metrics.meteor import meteor_scores
 from tellapart.models import model_folder
 from tellapart.pages.base import curves
 from tellapart.recipe import Recipe
@@ -527,7 +527,7 @@ def test_a_terminal_without_all_characters(original: Path, encoding: str) -> Non
 def test_meteor_of_long_captions_is_not_reported() -> None:
     pytest.importorskip("pycocoevalcap")
     long = "a dog " * 3_000
-    with pytest.raises(TooLongError, match=r"a caption has 6,000 words; METEOR is computed for at most 200"):
+    with pytest.raises(LimitError, match=r"a caption has 6,000 words; METEOR is computed for at most 200"):
         meteor_scores([["a dog"]], [long.strip()])
     scores = evaluate({"1": ["a dog"], "2": ["a cat"]}, {"1": [long, "a"], "2": ["a cat", long]})
     assert "METEOR" in scores.not_reported
