@@ -7,6 +7,7 @@ import io
 import json
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -15,12 +16,24 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import pytest
+import torch
 import yaml
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
+from PIL import Image
+from safetensors.torch import load_file, save_file
 
 from tellapart import cli
+from tellapart.data.features import FeatureStore
+from tellapart.encoders.base import EncoderIdentity
+from tellapart.errors import DataError, LimitError, RecipeError, RunError, StoreError, quote, some
+from tellapart.files import Stored, check_regular, read_model, read_models
+from tellapart.metrics import evaluate
+from tellapart.metrics.meteor import meteor_scores
 from tellapart.models import model_folder
+from tellapart.pages.base import curves
+from tellapart.recipe import Recipe
+from tellapart.settings import MAX_CHARACTERS
 
 QUICK = settings(
     deadline=None,
@@ -203,7 +216,7 @@ def damage(text: bytes, draw: st.DataObject) -> bytes:
     return "\n".join(json.dumps(line) for line in lines).encode()
 
 
-@settings(QUICK, max_examples=60)
+@settings(QUICK, max_examples=40)
 @given(kind=st.sampled_from(KINDS), verb=st.sampled_from(list(VERBS)), draw=st.data())
 def test_damaged_files_of_a_run(
     original: Path, files: dict[str, str], kind: str, verb: str, draw: st.DataObject
@@ -236,7 +249,7 @@ RECIPE_KEYS = (
 )
 
 
-@settings(QUICK, max_examples=150)
+@settings(QUICK, max_examples=60)
 @given(draw=st.data())
 def test_random_recipes(draw: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as top:
@@ -293,3 +306,241 @@ def test_random_files_of_captions(whole: Any, jsonl: bool, cut: int | None) -> N
         check(call(folder, "evaluate", path.name, "--data", "data.json", "--out", "out"))
         assert {name: (folder / name).read_bytes() for name in before} == before
         assert {name.split("/")[0] for name in names(folder)} <= {*before, "out"}
+
+
+# --- single cases ---------------------------------------------------------------------------------------------------
+
+
+def message(folder: Path, *arguments: str | Path) -> str:
+    result = call(folder, *arguments)
+    assert result.status == 2, result
+    check(result)
+    return result.err
+
+
+class Row(Stored):
+    number: int
+
+
+@pytest.mark.parametrize("text", [DEEP, DIGITS, "", "{", "\0", '{"number": "1"}', '{"number": true}', "[]"])
+def test_every_failure_names_the_file_and_what_to_do(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "file.json"
+    path.write_text(text)
+    with pytest.raises(RunError, match=r"file\.json: this table is damaged \(.+\); remove it and run"):
+        read_model(path, Row, "table", error=RunError)
+    path.write_text('{"number": 1}\n' + (text or "x"))
+    with pytest.raises(DataError, match=r"file\.json: line 2 of this table is damaged \(.+\); mend it$"):
+        read_models(path, Row, "table", "mend it")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"), [(DEEP, "nested too deeply"), (DIGITS, "too many digits"), ("{", "line 1: ")]
+)
+def test_json_of_others(tmp_path: Path, text: str, told: str) -> None:
+    (tmp_path / "data.json").write_text(text)
+    assert f"data.json: not valid JSON ({told}" in message(tmp_path, "inspect", "data.json")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("1: a", "the key 1 is not text"),
+        ("{2020-01-01: a}", "is not text"),
+        ("[" * 5_000, "nested too deeply"),
+        ("a: &a [*a]", "levels"),
+        (
+            "\n".join(["a0: &a0 [x]", *(f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}, *a{n - 1}]" for n in range(1, 60))]),
+            "values",
+        ),
+        ("a0: &a0 {x: 1}\n" + "\n".join(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}" for n in range(1, 60)), "values"),
+        ("a" * (MAX_CHARACTERS + 1), "longer than"),
+        ("!!int ''", ""),
+        ("!!bool x", ""),
+        ("a: 2020-13-45", "month"),
+    ],
+)
+def test_yaml_has_limits(tmp_path: Path, text: str, told: str) -> None:
+    path = tmp_path / "recipe.yaml"
+    path.write_text(text)
+    error = message(tmp_path, "recipes", "show", "recipe.yaml")
+    assert "recipe.yaml: not valid YAML (" in error
+    assert told in error
+    assert len(error) < 400
+
+
+def test_a_quoted_value_is_short() -> None:
+    bomb: Any = ["x"]
+    for _ in range(60):
+        bomb = [bomb] * 9
+    assert len(quote(bomb)) < 3_000
+    with pytest.raises(RecipeError) as caught:
+        Recipe.parse({**RECIPE, "name": bomb, **{f"key{n}": 1 for n in range(10_000)}})
+    assert len(str(caught.value)) < 6_000
+    assert "more mistakes" in str(caught.value)
+    assert some(range(10_000)) == "0, 1, 2 and 9,997 more"
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        *("captioner.hidden=1000000000", f"seed={2**70}", "training.learning_rate=1e300", "decoding.beam=1000000000"),
+        *("data.scenes.train=1000000000", "decoding.temperature=1e-300", "training.accumulate=1000000000"),
+    ],
+)
+def test_absurd_numbers_are_refused_with_their_key(tmp_path: Path, override: str) -> None:
+    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(RECIPE))
+    result = call(tmp_path, "train", "tiny.yaml", override)
+    assert result.status == 2
+    assert f"- {override.partition('=')[0]}: " in result.err
+
+
+def test_a_model_too_large_for_the_memory_names_its_largest_setting(place: Path) -> None:
+    def fail(*_: Any, **__: Any) -> None:
+        raise RuntimeError("[enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory")
+
+    with mock.patch("tellapart.captioners.neuraltalk.NeuralTalk.__init__", fail):
+        assert "captioner.hidden: this model is too large" in message(
+            place, "train", "tiny.yaml", "captioner.hidden=99"
+        )
+    with mock.patch("tellapart.captioning.decode", fail):
+        error = message(place, "caption", "--model", "run", next((place / "prepared").rglob("*.png")))
+    assert "not enough memory" in error
+
+
+@pytest.mark.parametrize("text", [b"\0", b"\xff", b"../..", b"step-999", b"", b"/etc", b"step-1/../step-2"])
+@pytest.mark.parametrize("pointer", ["last", "kept"])
+def test_pointers_stay_inside_the_run(place: Path, text: bytes, pointer: str) -> None:
+    (place / "run" / "checkpoints" / pointer).write_bytes(text)
+    set_finished(place / "run", pointer == "kept")
+    verb = VERBS["resume"] if pointer == "last" else ["caption", "--model", "run", "x.png"]
+    assert f"run/checkpoints/{pointer}: " in message(place, *verb)
+
+
+@pytest.mark.parametrize("change", ["list", "no step", "optimisers", "shapes", "objective"])
+def test_a_training_state_of_another_shape(place: Path, change: str) -> None:
+    set_finished(place / "run", False)
+    path = model_folder(place / "run") / "trainer.pt"
+    state = torch.load(path, weights_only=True)
+    if change == "list":
+        state = [1]
+    elif change == "no step":
+        del state["step"]
+    elif change == "optimisers":
+        state["optimisers"] = {"other": {}}
+    elif change == "objective":
+        state["objective"] = {"x": torch.zeros(1)}
+    else:
+        (optimiser,) = state["optimisers"].values()
+        next(iter(optimiser["state"].values()))["exp_avg"] = torch.zeros(1)
+    torch.save(state, path)
+    error = message(place, *VERBS["resume"])
+    assert "trainer.pt: " in error
+    assert "another checkpoint" in error
+
+
+def test_the_log_loses_only_an_incomplete_last_row(place: Path) -> None:
+    log = place / "run" / "metrics.jsonl"
+    rows = log.read_text()
+    set_finished(place / "run", False)
+    log.write_text(rows + '{"step": 2, "spl')
+    assert call(place, *VERBS["resume"]).status == 0
+    assert log.read_text() == rows
+    set_finished(place / "run", False)
+    log.write_text('{"step": "x"}\n' + rows)
+    assert "metrics.jsonl: line 1 of this log is damaged (step: " in message(place, *VERBS["resume"])
+
+
+def test_truncated_and_diverged_weights(place: Path) -> None:
+    path = model_folder(place / "run") / "model.safetensors"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-10])
+    captioning = ["caption", "--model", "run", next((place / "prepared").rglob("*.png"))]
+    assert "model.safetensors cannot be read" in message(place, *captioning)
+    path.write_bytes(whole)
+    weights = load_file(path)
+    save_file({name: torch.full_like(weight, torch.nan) for name, weight in weights.items()}, path)
+    error = message(place, *captioning)
+    assert "the model has diverged (NaN or infinite weights: " in error
+    assert " more)" in error
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes here")
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["caption", "--model", "run", "pipe"],
+        ["evaluate", "pipe", "--data", "data.json"],
+        ["evaluate", "captions.json", "--data", "pipe.json"],
+        ["recipes", "check", "pipe"],
+        ["inspect", "pipe.tar"],
+    ],
+)
+def test_pipes_do_not_block(place: Path, arguments: list[str]) -> None:
+    (place / "data.json").write_text(json.dumps(DATA))
+    (place / "captions.json").write_text("{}")
+    for name in ("pipe", "pipe.json", "pipe.tar"):
+        os.mkfifo(place / name)
+    result = call(place, *arguments)
+    assert result.status == 2
+    assert "not a regular file but a pipe" in result.err
+
+
+def test_devices_are_not_read() -> None:
+    with pytest.raises(DataError, match="not a regular file"):
+        check_regular(Path(os.devnull))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems refuse such names")
+def test_names_that_are_not_utf8(place: Path) -> None:
+    pictures = place / "pictures"
+    pictures.mkdir()
+    Image.new("RGB", (8, 8)).save(pictures / "a.png")
+    bad = os.fsencode(pictures) + b"/b\xff.png"
+    shutil.copy(pictures / "a.png", bad)
+    assert r"'b\udcff.png', which is not UTF-8 text" in message(place, "inspect", "pictures")
+    out = place / "rows.jsonl"
+    result = call(place, "caption", "--model", "run", pictures / "a.png", os.fsdecode(bad), "--out", out)
+    assert result.status == 0
+    assert "the name of this picture is not UTF-8 text; rename it" in result.err
+    assert len(out.read_text().splitlines()) == 1
+
+
+def test_labels_in_plots_are_plain_text() -> None:
+    rows = [{"step": 1, "split": split, "loss": 1.0} for split in ("train", "val")]
+    assert "<svg" in curves({r"$\frac$ and $x": rows, "$": rows})
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_a_terminal_without_all_characters(original: Path, encoding: str) -> None:
+    environment = {**os.environ, "PYTHONIOENCODING": encoding, "PYTHONPATH": os.pathsep.join(sys.path)}
+    code = "import sys; from tellapart.cli import main; sys.argv[0] = 'tellapart'; main()"
+    shown = subprocess.run(
+        [sys.executable, "-c", code, "recipes"], env=environment, cwd=original, capture_output=True, check=False
+    )
+    assert shown.returncode == 0
+    assert b"Traceback" not in shown.stderr
+    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    with contextlib.redirect_stdout(stream):
+        assert json.loads(cli._json_line({"caption": "a 🐕 → \udcff"})) == {"caption": "a 🐕 → \udcff"}
+
+
+def test_meteor_of_long_captions_is_not_reported() -> None:
+    pytest.importorskip("pycocoevalcap")
+    long = "a dog " * 3_000
+    with pytest.raises(LimitError, match=r"a caption has 6,000 words; METEOR is computed for at most 200"):
+        meteor_scores([["a dog"]], [long.strip()])
+    scores = evaluate({"1": ["a dog"], "2": ["a cat"]}, {"1": [long, "a"], "2": ["a cat", long]})
+    assert "METEOR" in scores.not_reported
+    assert "oracle_METEOR" not in scores.corpus
+
+
+def test_another_encoder_is_named() -> None:
+    one, other = (EncoderIdentity(name, "0", "none", 4, 6) for name in ("one", "other"))
+    dataset = mock.Mock(digest="x")
+    dataset.name = "data"
+    store = FeatureStore(mock.Mock(), one, "x")
+    with pytest.raises(StoreError, match=r"from one, and other is needed here; set data\.encoder=other"):
+        store.check(dataset, other)
+    changed = EncoderIdentity("one", "1", "none", 4, 6)
+    with pytest.raises(StoreError, match=r"by one with other weights or preprocessing .* same version of the encoder"):
+        store.check(dataset, changed)

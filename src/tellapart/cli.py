@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from tellapart.errors import RecipeError, TellapartError
+from tellapart.errors import RecipeError, TellapartError, out_of_memory
 from tellapart.progress import close_bars
 
 app = typer.Typer(
@@ -529,8 +529,6 @@ def main() -> None:
         _print_error("an input file is nested too deeply; check the files of this command")
         sys.exit(2)
     except (MemoryError, RuntimeError) as error:
-        from tellapart.models import out_of_memory
-
         if not out_of_memory(error):
             raise
         _print_error("not enough memory; use smaller batches, a smaller beam or a smaller model")

@@ -22,6 +22,10 @@ class DataError(TellapartError):
     """A data set, an image or a caption file is missing, broken or inconsistent."""
 
 
+class LimitError(DataError):
+    """An input is over a documented limit."""
+
+
 class StoreError(TellapartError):
     """A feature store is missing, incomplete, or made from other data or by another encoder."""
 
@@ -68,6 +72,12 @@ def some(items: Sequence[object], most: int = 3) -> str:
     """
     named = ", ".join(shorten(str(item), 80) for item in items[:most])
     return f"{named} and {len(items) - most:,} more" if len(items) > most else named
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether torch or Python ran out of memory, or a size overflowed."""
+    words = ("not enough memory", "can't allocate memory", "out of memory", "multiplication overflow", "Storage size")
+    return isinstance(error, MemoryError) or any(word in str(error) for word in words)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -26,7 +26,7 @@ from torch import nn
 from tellapart import registry
 from tellapart.encoders import open_encoder
 from tellapart.encoders.base import EncoderIdentity, ImageEncoder
-from tellapart.errors import DataError, RecipeError, RunError, shorten, some
+from tellapart.errors import DataError, RecipeError, RunError, out_of_memory, shorten, some
 from tellapart.files import (
     Stored,
     check_folder,
@@ -273,12 +273,6 @@ def enough_memory(kind: str, settings: BaseModel) -> Iterator[None]:
         raise RecipeError(
             f"{kind}.{largest}: this model is too large for the memory of this machine; choose a smaller one"
         ) from None
-
-
-def out_of_memory(error: BaseException) -> bool:
-    """Whether torch or Python ran out of memory, or a size overflowed."""
-    words = ("not enough memory", "can't allocate memory", "out of memory", "multiplication overflow", "Storage size")
-    return isinstance(error, MemoryError) or any(word in str(error) for word in words)
 
 
 def model_folder(folder: Path) -> Path:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tellapart.errors import DataError, did_you_mean
+from tellapart.errors import DataError, LimitError, did_you_mean
 from tellapart.metrics.bleu import bleu_scores
 from tellapart.metrics.cider import DocumentFrequencies, cider_scores
 from tellapart.metrics.ngrams import ORDERS
@@ -228,11 +228,11 @@ def _bleu(references: Texts, captions: Sequence[str]) -> dict[str, Figures]:
 
 def _meteor(references: Texts, captions: Sequence[str]) -> dict[str, Figures]:
     # Imported here: its tables are large.
-    from tellapart.metrics.meteor import TooLongError, meteor_scores
+    from tellapart.metrics.meteor import meteor_scores
 
     try:
         return {"METEOR": meteor_scores(references, captions).per_image}
-    except TooLongError:
+    except LimitError:
         return {"METEOR": np.full(len(captions), np.nan)}
 
 

@@ -20,7 +20,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from tellapart.errors import DataError, MissingExtraError
+from tellapart.errors import DataError, LimitError, MissingExtraError
 from tellapart.metrics.bleu import ORDERS, Bleu, BleuScores
 from tellapart.metrics.cider import Cider, DocumentFrequencies
 from tellapart.metrics.diversity import ORACLE, candidate_scores, caption_diversity
@@ -99,13 +99,13 @@ def evaluate(
         for n in range(ORDERS):
             add(f"Bleu_{n + 1}", float(bleu.corpus[n]), bleu.per_image[:, n])
     if "meteor" in families:
-        # Imported here: its tables are large.
-        from tellapart.metrics.meteor import TooLongError, meteor_scores
-
         try:
+            # Imported here: its tables are large.
+            from tellapart.metrics.meteor import meteor_scores
+
             meteor = meteor_scores(groups, first)
             add("METEOR", meteor.corpus, meteor.per_image)
-        except (MissingExtraError, TooLongError) as error:
+        except (MissingExtraError, LimitError) as error:
             if metrics is not None:
                 raise
             scores.not_reported["METEOR"] = str(error)

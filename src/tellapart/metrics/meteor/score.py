@@ -9,7 +9,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from tellapart.errors import DataError
+from tellapart.errors import LimitError
 from tellapart.metrics.meteor.beam import align_all
 from tellapart.metrics.meteor.definition import align, find_matches
 from tellapart.metrics.meteor.lexicon import Lexicon, open_lexicon
@@ -51,10 +51,6 @@ class _Counts:
         return _Counts(self.length[chosen], self.function_words[chosen], self.matched[chosen], self.chunks[chosen])
 
 
-class TooLongError(DataError):
-    """A caption has more words than METEOR is computed for."""
-
-
 def meteor_scores(references: Sequence[Sequence[str]], candidates: Sequence[str]) -> MeteorScores:
     """METEOR of one candidate per image, with the reference that gives the highest score.
 
@@ -68,7 +64,7 @@ def meteor_scores(references: Sequence[Sequence[str]], candidates: Sequence[str]
 
     Captions are tokens joined by spaces (Penn Treebank tokens without punctuation, to equal the COCO tool);
     `references[i]` belongs to `candidates[i]`. An empty candidate scores 0. A caption of more than `MAX_WORDS` words is
-    a `TooLongError`. Needs the extra `metrics`, whose word data are converted at the first call (see `data.py`).
+    a `LimitError`. Needs the extra `metrics`, whose word data are converted at the first call (see `data.py`).
 
     Example:
         >>> from tellapart.metrics.meteor import meteor_scores  # doctest: +SKIP
@@ -84,7 +80,7 @@ def meteor_scores(references: Sequence[Sequence[str]], candidates: Sequence[str]
     for text in chain(candidates, *references):
         words = text.count(" ") + 1
         if words > MAX_WORDS:
-            raise TooLongError(f"a caption has {words:,} words; METEOR is computed for at most {MAX_WORDS}")
+            raise LimitError(f"a caption has {words:,} words; METEOR is computed for at most {MAX_WORDS}")
     lexicon = open_lexicon()
     # The tool removes its separator from a candidate; in a reference it starts another one.
     groups = [[part for text in texts for part in text.split("|||")] for texts in references]
