@@ -310,7 +310,7 @@ def test_a_derived_file_is_not_computed_if_it_cannot_be_kept(tmp_path: Path) -> 
     (tmp_path / "file").write_text("mine", encoding="utf-8")
     for find in (find_or_make, find_or_make_rows):
         with pytest.raises(DataError, match="this is a file, and a folder is needed"):
-            find(tmp_path / "file" / "scores.json", 1, lambda: pytest.fail("computed in vain"))
+            find(tmp_path / "file" / "scores.json", 1, lambda: pytest.fail("computed in vain"), dict)
 
 
 def test_a_lock_has_one_holder(tmp_path: Path) -> None:

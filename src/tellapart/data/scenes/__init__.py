@@ -119,11 +119,11 @@ def write_scenes(
     records = make_scenes(train, val, test, seed)
     digest = scenes_digest(records)
     target = folder / "dataset.json"
-    if target.exists() and read_model(target, _SceneFile, "data set").digest == digest:
-        return target
     images = folder / "images"
     if not (images / ".digest").exists():
         check_output(target, "dataset", "digest", "images")
+    if target.exists() and read_model(target, _SceneFile, "data set").digest == digest:
+        return target
     with lock(folder / ".lock"):
         _keep_images_of(digest, images, target, records)
     for done, record in enumerate(records, start=1):
