@@ -334,7 +334,7 @@ def test_every_failure_names_the_file_and_what_to_do(tmp_path: Path, text: str) 
 
 
 @pytest.mark.parametrize(
-    ("text", "told"), [(DEEP, "nested too deeply"), (DIGITS, "too many digits"), ("{", "line 1: ")]
+    ("text", "told"), [(DEEP, "nested too deeply"), (DIGITS, "a number has too many digits"), ("{", "line 1: ")]
 )
 def test_json_of_others(tmp_path: Path, text: str, told: str) -> None:
     (tmp_path / "data.json").write_text(text)
