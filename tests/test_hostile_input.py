@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -538,7 +539,7 @@ def test_another_encoder_is_named() -> None:
     one, other = (EncoderIdentity(name, "0", "none", 4, 6) for name in ("one", "other"))
     dataset = mock.Mock(digest="x")
     dataset.name = "data"
-    store = FeatureStore(mock.Mock(), one, "x")
+    store = FeatureStore(np.zeros((1, 5, 6), np.float16), one, "x")
     with pytest.raises(StoreError, match=r"from one, and other is needed here; set data\.encoder=other"):
         store.check(dataset, other)
     changed = EncoderIdentity("one", "1", "none", 4, 6)
