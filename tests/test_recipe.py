@@ -558,6 +558,26 @@ def test_an_unknown_encoder_is_told_when_the_recipe_is_checked(write: Write) -> 
     assert "strange.yaml: data.encoder: there is no encoder 'resnet'" in told
 
 
+def test_model_folders_and_files_are_found_from_any_folder(
+    write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "models" / "clip").mkdir(parents=True)
+    (tmp_path / "vectors.txt").write_text("a 1\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    path = write(
+        leave_out=("captioner",),
+        data={**BASE["data"], "encoder": "clip:models/clip"},
+        retriever={"name": "ranking", "word_vectors": "vectors.txt"},
+        objective={"name": "ranking-hinge"},
+    )
+    recipe = Recipe.load(path)
+    assert recipe.data.encoder == f"clip:{tmp_path / 'models' / 'clip'}"
+    assert recipe.retriever["word_vectors"] == str(tmp_path / "vectors.txt")
+    # Names of models in the Hugging Face cache and of our own encoders stay as they are.
+    for encoder in ("clip:openai/clip-vit-base-patch32", "efficientnet-lite0@64"):
+        assert Recipe.load(path, [f"data.encoder={encoder}"]).data.encoder == encoder
+
+
 # --- extends --------------------------------------------------------------------------------------------------------
 
 

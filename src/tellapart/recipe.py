@@ -262,6 +262,7 @@ class _Files:
             set_override(content, override)
         _check_budget(content, path)
         _drop_empty_roles(content)
+        _find_models(content)
         # A target has the architecture of the model it starts from; a role may have another.
         for name, section in _upstreams(content).items():
             if is_run_recipe(path) and not all(map(os.path.exists, _places(section))):
@@ -337,6 +338,22 @@ def _find_data(content: Content, path: Path) -> None:
         named = data.get(key) if isinstance(data, dict) else None
         if isinstance(named, str) and named != "scenes" and (path.parent / named).exists():
             content["data"][key] = os.path.abspath(path.parent / named)
+
+
+def _find_models(content: Content) -> None:
+    """Make paths of model folders and files in the current folder absolute: a run finds them from any folder."""
+    for section, key in (
+        ("data", "encoder"),
+        ("captioner", "model"),
+        ("retriever", "text"),
+        ("retriever", "word_vectors"),
+    ):
+        values = content.get(section)
+        named = values.get(key) if isinstance(values, dict) else None
+        if isinstance(named, str):
+            family, colon, place = named.rpartition(":") if key == "encoder" else ("", "", named)
+            if place and os.path.exists(place) and (colon or key != "encoder"):
+                content[section][key] = f"{family}{colon}{os.path.abspath(place)}"
 
 
 def is_run_recipe(path: Path) -> bool:
