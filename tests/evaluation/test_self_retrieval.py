@@ -78,10 +78,10 @@ def all_pairs(captioner: Captioner, store: FeatureStore, rows: list[int], captio
     return np.stack(scores, axis=1)
 
 
-def assert_apart(scores: NDArray[np.float64]) -> None:
+def are_apart(scores: NDArray[np.float64]) -> bool:
     """No two images are so close for a caption that rounding could change their order."""
     ordered = np.sort(scores, axis=1)
-    assert (np.diff(ordered, axis=1) > 1e-4 * np.maximum(1, np.abs(ordered[:, :-1]) / 10)).all()
+    return bool((np.diff(ordered, axis=1) > 1e-4 * np.maximum(1, np.abs(ordered[:, :-1]) / 10)).all())
 
 
 def own_captions(captioner: Captioner) -> list[str]:
@@ -122,7 +122,7 @@ def test_equals_all_pairs(name: str, sizes: tuple[int, int, int], monkeypatch: p
     captioner = sharp_captioner(name)
     for captions in (CAPTIONS, own_captions(captioner)):
         scores = all_pairs(captioner, STORE, ROWS, captions)
-        assert_apart(scores)
+        assert are_apart(scores)
         ranks = rank_of_true(scores, np.arange(len(ROWS)))
         assert len(set(ranks.tolist())) > 2  # or the test would say little
         found = self_retrieval(captioner, STORE, ROWS, captions)
@@ -156,13 +156,18 @@ def test_captioners_of_hugging_face_too(kind: str, tmp_path: Path, monkeypatch: 
     pytest.importorskip("transformers", reason="transformers is in the extra 'hf'")
     from support import huggingface
 
-    captioner = huggingface.make_captioner(huggingface.make_folder(tmp_path, kind), kind)
+    captions = [*huggingface.CORPUS, "a red house"]
+    # The tokenizer is trained, and the order of its pieces differs from run to run: scores may come out too close.
+    for seed in range(20):
+        captioner = huggingface.make_captioner(huggingface.make_folder(tmp_path / str(seed), kind, seed), kind)
+        identity = captioner.encoder
+        features = np.random.default_rng(seed).normal(size=(6, identity.regions + 1, identity.width))
+        store = FeatureStore(features.astype(np.float16), identity, "tiny")
+        scores = all_pairs(captioner, store, list(range(6)), captions)
+        if are_apart(scores):
+            break
+    assert are_apart(scores)
     monkeypatch.setattr(tree_scores, "LOG_PROBS", 6 * len(captioner.vocabulary))
-    identity = captioner.encoder
-    features = np.random.default_rng(0).normal(size=(6, identity.regions + 1, identity.width)).astype(np.float16)
-    store, captions = FeatureStore(features, identity, "tiny"), [*huggingface.CORPUS, "a red house"]
-    scores = all_pairs(captioner, store, list(range(6)), captions)
-    assert_apart(scores)
     found = self_retrieval(captioner, store, range(6), captions, shown=2)
     assert found.ranks.tolist() == rank_of_true(scores, np.arange(6)).tolist()
     assert found.first.tolist() == np.argsort(-scores, axis=1)[:, :2].tolist()
