@@ -38,13 +38,11 @@ DATA = {
 TRAINING = {"steps": 4, "images_per_batch": 4, "validate_every": 2, "log_every": 1}
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two recipes: likelihood, and contrast against it."""
-    folder = tmp_path_factory.mktemp("place")
+def write_recipes(folder: Path, data: dict[str, Any]) -> None:
+    """Two tiny recipes: likelihood, and contrast against it."""
     mle = {
         "name": "mle",
-        "data": {**DATA, "prepared": str(folder / "prepared")},
+        "data": data,
         "captioner": {"name": "adaptive-attention", "hidden": 8, "embedding": 8, "attention": 8},
         "objective": {"name": "likelihood"},
         "training": TRAINING,
@@ -61,6 +59,13 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     }
     for recipe in (mle, cl):
         (folder / f"{recipe['name']}.yaml").write_text(json.dumps(recipe))
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with two recipes: likelihood, and contrast against it."""
+    folder = tmp_path_factory.mktemp("place")
+    write_recipes(folder, {**DATA, "prepared": str(folder / "prepared")})
     return folder
 
 
@@ -264,25 +269,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project with a data set, and runs of two recipes that name it by a path relative to the project."""
     project = tmp_path_factory.mktemp("trained") / "project"
     write_data(project / "data")
-    mle = {
-        "name": "mle",
-        "data": {"source": "data/set.json", "encoder": "efficientnet-lite0@32", "min_count": 1},
-        "captioner": {"name": "adaptive-attention", "hidden": 8, "embedding": 8, "attention": 8},
-        "objective": {"name": "likelihood"},
-        "training": TRAINING,
-        "decoding": {"max_words": 4},
-    }
-    upstream = {"from": "mle.yaml"}
-    cl = {
-        "name": "cl",
-        "objective": {"name": "contrastive", "negatives": 2},
-        "start": upstream,
-        "roles": {"reference": upstream},
-        "training": TRAINING,
-        "decoding": {"max_words": 4},
-    }
-    for recipe in (mle, cl):
-        (project / f"{recipe['name']}.yaml").write_text(json.dumps(recipe))
+    write_recipes(project, {"source": "data/set.json", "encoder": "efficientnet-lite0@32", "min_count": 1})
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(project)
         train("mle.yaml", out="runs/mle")

@@ -260,7 +260,7 @@ DAMAGE: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-def one_line(use: Callable[[], Any]) -> None:
+def assert_one_line(use: Callable[[], Any]) -> None:
     with pytest.raises(StoreError) as caught:
         use()
     assert len(str(caught.value).splitlines()) == 1
@@ -272,9 +272,9 @@ def test_damaged_weights_are_one_line(damage: str, copy: Callable[[str], Path]) 
     for folder in (clip, bert, gpt2):
         path = folder / "model.safetensors"
         path.write_bytes(DAMAGE[damage](path.read_bytes()))
-    one_line(lambda: open_encoder(f"clip:{clip}").encode([Image.new("RGB", (9, 9))]))
-    one_line(lambda: read_model("AutoModel", bert, "bert"))
-    one_line(lambda: open_tower(gpt2, "gpt2").identity)
+    assert_one_line(lambda: open_encoder(f"clip:{clip}").encode([Image.new("RGB", (9, 9))]))
+    assert_one_line(lambda: read_model("AutoModel", bert, "bert"))
+    assert_one_line(lambda: open_tower(gpt2, "gpt2").identity)
 
 
 @pytest.mark.parametrize("file", ["config.json", "preprocessor_config.json", "tokenizer_config.json", "tokenizer.json"])
@@ -305,7 +305,7 @@ def test_json_of_another_shape_is_one_line(file: str, content: str, copy: Callab
     if file == "tokenizer_config.json" and content == '{"model_type": {}}':
         use()  # a tokenizer needs no settings
     else:
-        one_line(use)
+        assert_one_line(use)
 
 
 @pytest.mark.parametrize(
@@ -330,7 +330,7 @@ def test_settings_of_another_type_are_one_line(values: dict[str, Any], copy: Cal
         encoder = open_encoder(f"clip-tokens:{folder}")
         make_retriever(folder, "clip", encoder.identity)
 
-    one_line(use)
+    assert_one_line(use)
 
 
 @pytest.mark.parametrize(
@@ -351,7 +351,7 @@ def test_settings_of_another_type_are_one_line(values: dict[str, Any], copy: Cal
 def test_preprocessing_of_another_type_is_one_line(values: dict[str, Any], copy: Callable[[str], Path]) -> None:
     folder = copy("clip")
     change(folder / "preprocessor_config.json", **values)
-    one_line(lambda: open_encoder(f"clip:{folder}"))
+    assert_one_line(lambda: open_encoder(f"clip:{folder}"))
 
 
 def test_a_missing_tokenizer_is_one_line(copy: Callable[[str], Path]) -> None:
@@ -384,7 +384,7 @@ def test_a_panic_of_tokenizers_is_one_line(copy: Callable[[str], Path], monkeypa
 
     folder = copy("bert")
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", panic)
-    one_line(lambda: read_tokenizer(folder))
+    assert_one_line(lambda: read_tokenizer(folder))
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
@@ -398,5 +398,5 @@ def test_a_pipe_is_not_opened(copy: Callable[[str], Path]) -> None:
 
 @pytest.mark.parametrize("model", ["~nosuchuser/model", "x" * 5000, "a\x00b"])
 def test_paths_that_cannot_be_opened(model: str) -> None:
-    one_line(lambda: find_folder(model, model))
-    one_line(lambda: find_text(CoderTransformerSettings(text=model).text))
+    assert_one_line(lambda: find_folder(model, model))
+    assert_one_line(lambda: find_text(CoderTransformerSettings(text=model).text))
