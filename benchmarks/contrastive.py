@@ -44,7 +44,7 @@ def stepper(
         batch = source.at(number)
         if known:
             assert isinstance(objective, Contrastive)
-            objective._reference_log_prob(batch, Kind.NEGATIVE)
+            objective._reference_negative(batch, Kind.NEGATIVE)
         began = time.process_time()
         total = objective(batch, progress)["loss"]
         optimiser.zero_grad(set_to_none=True)

@@ -16,7 +16,7 @@ from PIL import Image
 from tellapart import captioning, registry
 from tellapart.captioners.adaptive import AdaptiveAttention, AdaptiveAttentionSettings
 from tellapart.captioners.base import load_captioner
-from tellapart.captioning import caption
+from tellapart.captioning import caption, caption_split
 from tellapart.cli import main
 from tellapart.data.images import load_image
 from tellapart.decoding.settings import DecodingSettings
@@ -368,3 +368,74 @@ def test_a_split_of_a_data_set(model: Path, tmp_path: Path, monkeypatch: pytest.
     assert [row["caption"] for row in said] == [row["caption"] for row in caption(["1.png", "2.png"], model)]
     settings = DecodingSettings(method="sample", samples=3)
     assert len(captioning.caption_split("data.jsonl", [model, model], decoding=settings)) == 6
+
+
+# --- COCO's server ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def test2014(tmp_path: Path) -> Path:
+    """Two images as COCO names them, in a list of images without captions."""
+    folder = tmp_path / "coco" / "test2014"
+    folder.mkdir(parents=True)
+    rng = np.random.default_rng(0)
+    for number in (16, 1):
+        picture = Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8))
+        picture.save(folder / f"COCO_test2014_{number:012}.jpg")
+    images = [{"id": number, "file_name": f"COCO_test2014_{number:012}.jpg"} for number in (16, 1)]
+    (tmp_path / "coco" / "annotations").mkdir()
+    info = tmp_path / "coco" / "annotations" / "image_info_test2014.json"
+    info.write_text(json.dumps({"images": images}), encoding="utf-8")
+    return info
+
+
+def test_a_result_file_for_the_server(
+    model: Path, test2014: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "coco" / "test2014"
+    out = tmp_path / "captions_test2014_tiny_results.json"
+    said = {int(row["id"][-16:-4]): row["caption"] for row in caption([folder], model)}
+    assert run(monkeypatch, folder, "--model", model, "--out", out) == 0
+    found = json.loads(out.read_text(encoding="utf-8"))
+    assert found == [{"image_id": number, "caption": said[number]} for number in (1, 16)]
+    assert run(monkeypatch, "--data", test2014, "--model", model, "--out", out) == 0
+    assert json.loads(out.read_text(encoding="utf-8")) == [found[1], found[0]], "in the order of the list"
+
+
+@pytest.mark.usefixtures("no_decoding")
+def test_what_the_server_would_refuse_is_refused_at_once(
+    model: Path,
+    pictures: Path,
+    test2014: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "coco" / "test2014"
+    (tmp_path / "rows_results.json").write_text('[{"id": "a", "caption": "mine"}]', encoding="utf-8")
+    for arguments, told in (
+        ([folder, pictures / "b.png", pictures / "a.jpg"], "b.png: this image has no COCO id"),
+        (["--data", pictures], "a.jpg: this image has no COCO id"),
+        ([folder, folder], "has the COCO id 1, and so has"),
+        ([folder, "--samples", 2, "--beam", 2], "takes one caption per image; set samples to 1"),
+        (["--data", test2014, "--samples", 2, "--beam", 2], "takes one caption per image; set samples to 1"),
+        ([test2014], "this is not an image; caption the images of a data set with --data"),
+        ([folder, "--out", "rows_results.json"], "rows_results.json: exists and was not written by tellapart"),
+    ):
+        assert run(monkeypatch, "--model", model, "--out", "new_results.json", *arguments) == 2
+        assert told in capsys.readouterr().err
+        assert not Path("new_results.json").exists()
+
+
+def test_the_server_needs_every_image(
+    model: Path, test2014: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "coco" / "test2014"
+    (folder / "COCO_test2014_000000000001.jpg").write_bytes(b"no picture")
+    assert run(monkeypatch, folder, "--model", model, "--out", "a_results.json") == 0
+    assert "a_results.json: has no captions of 1 of 2 images; COCO's server takes only" in capsys.readouterr().err
+    with pytest.raises(DataError, match=r"skipped\.jsonl: 1 of 2 images cannot be read, and COCO's server"):
+        caption_split(str(test2014), model, server=True)

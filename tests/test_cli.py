@@ -18,6 +18,7 @@ from tellapart.recipe import recipes_folder, shipped_recipes
 
 RECIPES = recipes_folder()
 VERBS = (
+    "add-encoder",
     *("demo", "prepare", "inspect", "train", "caption", "evaluate", "evaluate-retrieval", "self-retrieval", "compare"),
     *("study", "recipes"),
 )
@@ -129,6 +130,7 @@ def mistake(result: Result) -> str:
         (["recipes", "show", "nothing.yaml"], r"nothing\.yaml: this recipe does not exist"),
         (["prepare", "nowhere"], r"nowhere: .*; give a Karpathy \.json file, a folder of pictures, or 'scenes'"),
         (["prepare", "nowhere.json"], r"nowhere\.json: this data set does not exist"),
+        (["prepare", "pictures", "--store", "int4"], r"--store: 'int4' is not a way to keep features; give float16 or"),
         (["prepare", "pictures", "--encoder", "efficientnet"], r"there is no encoder 'efficientnet'; did you mean"),
         (["caption", "a.jpg", "--model", "nowhere"], r"nowhere: no model is here; give a run folder or a model folder"),
         (["evaluate", "captions.jsonl"], r"captions\.jsonl: name the data set that holds the references with --data"),
@@ -346,10 +348,13 @@ def test_caption_files_that_are_wrong(run: Run, data: Path, tmp_path: Path, cont
 def test_studies_are_listed_and_their_mistakes_told(run: Run) -> None:
     listed = run("study")
     assert listed.status == 0
-    assert "cl-table4        CL against its parts and other methods" in listed.out
+    assert re.search(r"^cl-table4 +CL against its parts and other methods$", listed.out, re.MULTILINE)
     unknown = run("study", "cl-table44")
     assert unknown.status == 2
     assert "there is no study 'cl-table44'; did you mean 'cl-table4'" in unknown.err
     unnamed = run("study", "cl-table4", "--use", "adaptive-mle")
     assert unnamed.status == 2
     assert "write it as ARM=RUN" in unnamed.err
+    uncrossed = run("study", "cl-table4", "--cross", "captioner.dropout")
+    assert uncrossed.status == 2
+    assert "write it as KEY=VALUE,VALUE" in uncrossed.err

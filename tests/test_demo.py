@@ -28,9 +28,13 @@ def runs_of(demo: Path) -> dict[str, Path]:
 
 def test_it_leaves_what_a_run_folder_promises(demo: Path) -> None:
     runs = runs_of(demo)
-    assert set(runs) == {"scenes-mle", "scenes-mle-continued", "scenes-cl"}
-    for run in runs.values():
-        for name in ("recipe.yaml", "run.json", "metrics.jsonl", "captions.jsonl", "per_image.jsonl", "scores.json"):
+    assert set(runs) == {"scenes-mle", "scenes-mle-continued", "scenes-mle-usual-decoding", "scenes-cl-images"}
+    for label, run in runs.items():
+        for name in ("recipe.yaml", "run.json", "metrics.jsonl"):
+            assert (run / name).is_file(), name
+        if label == "scenes-mle":  # the judge
+            continue
+        for name in ("captions.jsonl", "per_image.jsonl", "scores.json"):
             assert (run / name).is_file(), name
         rows = [json.loads(line) for line in (run / "captions.jsonl").open()]
         assert len(rows) == 24
@@ -40,10 +44,10 @@ def test_it_leaves_what_a_run_folder_promises(demo: Path) -> None:
 
 def test_cl_starts_from_its_reference(demo: Path) -> None:
     """Dropout off and equal weights: the first logged losses of CL lie near 2 ln 2."""
-    first = json.loads((runs_of(demo)["scenes-cl"] / "metrics.jsonl").read_text().splitlines()[0])
+    first = json.loads((runs_of(demo)["scenes-cl-images"] / "metrics.jsonl").read_text().splitlines()[0])
     assert first["step"] == 2
     assert first["loss"] == pytest.approx(1.386, abs=0.2)
-    made_from = json.loads((runs_of(demo)["scenes-cl"] / "run.json").read_text())["made_from"]
+    made_from = json.loads((runs_of(demo)["scenes-cl-images"] / "run.json").read_text())["made_from"]
     assert made_from["upstreams"]["start"] == made_from["upstreams"]["reference"]
 
 
@@ -52,12 +56,21 @@ def test_the_report_is_self_contained_and_complete(demo: Path) -> None:
     assert not re.findall(r"(?:src|href)=\"(?!data:|#)", text)
     assert "data:image/jpeg;base64," in text
     assert "<svg" in text
-    for said in ("MLE continued", "Who retrieves what", "How the training went", "Near-duplicates side by side"):
+    for said in ("usual decoding", "Who retrieves what", "How the training went", "Near-duplicates side by side"):
         assert said in text
     comparison = json.loads((demo / "comparison.json").read_text())
-    assert list(comparison["rows"]) == ["MLE", "MLE continued", "CL"]
-    for figures in comparison["rows"].values():
-        assert figures["self_retrieval_chance_R@1"] == pytest.approx(1 / 24)
+    assert list(comparison["rows"]) == ["MLE, usual decoding", "MLE", "CL", "people"]
+    for label, figures in comparison["rows"].items():
+        assert figures["true_listener_chance_R@1"] == pytest.approx(1 / 24)
+        assert ("self_retrieval_chance_R@1" in figures) == (label != "people")
+    assert comparison["rows"]["people"]["truth"] == 1.0
+
+
+def test_usual_decoding_has_the_weights_of_the_control(demo: Path) -> None:
+    runs = runs_of(demo)
+    control, usual = (open_run(runs[f"scenes-mle-{name}"]) for name in ("continued", "usual-decoding"))
+    assert control.model_digest == usual.model_digest
+    assert (control.recipe.decoding.length_penalty, usual.recipe.decoding.length_penalty) == (0.7, 0.0)
 
 
 def test_a_second_call_trains_nothing(demo: Path) -> None:
@@ -68,7 +81,7 @@ def test_a_second_call_trains_nothing(demo: Path) -> None:
 
 def test_its_model_captions_a_picture_file(demo: Path) -> None:
     picture = next((demo / "prepared").rglob("*.png"))
-    (row,) = caption([picture], runs_of(demo)["scenes-cl"])
+    (row,) = caption([picture], runs_of(demo)["scenes-cl-images"])
     assert row["id"] == str(picture)
     assert row["log_prob"] < 0
 
@@ -80,8 +93,9 @@ def test_the_readme_example_runs(demo: Path, tmp_path: Path, monkeypatch: pytest
     picture = next((demo / "prepared").rglob("*.png"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "photo.jpg").write_bytes(picture.read_bytes())
-    names = {"adaptive-mle": "scenes-mle", "adaptive-mle-continued": "scenes-mle-continued", "adaptive-cl": "scenes-cl"}
-    trained = lambda recipe, *overrides: open_run(str(runs_of(demo)[names[Path(recipe).stem]]))  # noqa: E731
+    trained = lambda recipe, *overrides: open_run(  # noqa: E731
+        str(runs_of(demo)[Path(recipe).stem.replace("adaptive", "scenes")])
+    )
     monkeypatch.setattr("tellapart.training.train", trained)
     exec(code, {})
     assert (tmp_path / "comparison" / "report.html").is_file()

@@ -7,6 +7,7 @@ import hashlib
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from tellapart.files import (
     new_folder,
     read_json,
     read_jsonl,
+    remove_old_temporary_files,
     remove_temporary_files,
     temporary_path,
     write_json,
@@ -219,6 +221,58 @@ def test_only_temporary_files_of_ours_are_removed(tmp_path: Path) -> None:
     assert names(tmp_path) == sorted(kept)
 
 
+def test_old_temporary_files_of_killed_processes_are_removed(tmp_path: Path) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    yesterday = time.time() - 25 * 60 * 60
+
+    def write(name: str, old: bool = True) -> str:
+        (tmp_path / name).write_text("1", encoding="utf-8")
+        if old:
+            os.utime(tmp_path / name, (yesterday, yesterday))
+        return name
+
+    gone, running = f"{ended.pid:08x}", f"{os.getpid():08x}"
+    kept = [
+        write(f".tellapart-{running}00000001"),
+        write(f".tellapart-{gone}00000002", old=False),
+        write(f".tellapart-{gone}00000003.txt"),
+        write(f"tellapart-{gone}00000004"),
+        write(f".tellapart-{gone}0000000"),
+        write(f".tellapart-{gone}0000000g"),
+        write("scores.json"),
+    ]
+    write(f".tellapart-{gone}00000005")
+    write(".tellapart-ffffffff00000006")  # of an earlier version: all digits were random
+    folder = tmp_path / f".tellapart-{gone}00000007"
+    folder.mkdir()
+    (folder / "half").write_text("1", encoding="utf-8")
+    os.utime(folder, (yesterday, yesterday))
+    remove_old_temporary_files(tmp_path)
+    assert names(tmp_path) == sorted(kept)
+    remove_old_temporary_files(tmp_path / "nowhere")
+    remove_old_temporary_files(tmp_path / "scores.json")
+
+
+def test_a_link_is_removed_and_not_what_it_leads_to(tmp_path: Path) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "file").write_text("mine", encoding="utf-8")
+    temporary = tmp_path / ".tellapart-ffffffff00000001"
+    temporary.symlink_to(tmp_path / "mine")
+    os.utime(temporary, (0, 0), follow_symlinks=False)
+    remove_old_temporary_files(tmp_path)
+    assert names(tmp_path) == ["mine", "mine/file"]
+
+
+def test_making_a_derived_file_removes_old_temporary_files(tmp_path: Path) -> None:
+    for make in (lambda: find_or_make(tmp_path / "a.json", 1, dict, dict), lambda: find_rows(tmp_path, 1, [])):
+        old = tmp_path / ".tellapart-ffffffff00000001"
+        old.write_text("1", encoding="utf-8")
+        os.utime(old, (0, 0))
+        make()
+        assert not old.exists()
+
+
 @pytest.mark.parametrize("error", [OSError("the disk is full"), OSError(errno.ENOSPC, "No space left on device")])
 def test_an_error_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError) -> None:
     def refuse(_: int) -> None:
@@ -313,11 +367,132 @@ def test_a_derived_file_is_not_computed_if_it_cannot_be_kept(tmp_path: Path) -> 
             find(tmp_path / "file" / "scores.json", 1, lambda: pytest.fail("computed in vain"), dict)
 
 
+def find_rows(folder: Path, made_from: Any, rows: list[int]) -> list[Any]:
+    return find_or_make_rows(folder / "rows.jsonl", made_from, lambda: rows, int)
+
+
+class Killed(BaseException):
+    """What `make` is interrupted by."""
+
+
+def killed() -> Any:
+    raise Killed
+
+
+def test_an_interrupted_remake_loses_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "scores.json"
+    find_or_make(path, "a", lambda: {"value": 1}, dict)
+    assert find_rows(tmp_path, "a", [1, 2]) == [1, 2]
+    before = {name: (tmp_path / name).read_bytes() for name in ("scores.json", "rows.jsonl")}
+    with pytest.raises(Killed):
+        find_or_make(path, "b", killed, dict)
+    with pytest.raises(Killed):
+        find_or_make_rows(tmp_path / "rows.jsonl", "b", killed, int)
+    assert {name: (tmp_path / name).read_bytes() for name in before} == before
+    # `make` of the rows only returns them, so the old ones are still right.
+    assert find_rows(tmp_path, "a", []) == [1, 2]
+
+
+def test_after_an_interruption_files_that_may_not_belong_together_are_made_again(tmp_path: Path) -> None:
+    """`make` also writes files beside the derived one, as `per_image.jsonl` beside `scores.json`."""
+    path, beside = tmp_path / "scores.json", tmp_path / "beside.txt"
+
+    def make(value: int) -> dict[str, Any]:
+        beside.write_text(str(value), encoding="utf-8")
+        return {"value": value}
+
+    def make_and_die() -> dict[str, Any]:
+        make(2)
+        raise Killed
+
+    find_or_make(path, "a", lambda: make(1), dict)
+    with pytest.raises(Killed):
+        find_or_make(path, "b", make_and_die, dict)
+    assert find_or_make(path, "a", lambda: make(1), dict)["value"] == 1
+    assert beside.read_text(encoding="utf-8") == "1"
+    assert find_or_make(path, "a", lambda: pytest.fail("made twice"), dict)["value"] == 1
+
+
+@pytest.mark.parametrize("survived", [0, 1, 2])
+def test_killed_while_rows_are_replaced(tmp_path: Path, survived: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    find_rows(tmp_path, "a", [1])
+    replace, replaced = os.replace, []
+
+    def replace_some(old: Path, new: Path) -> None:
+        if len(replaced) == survived:
+            raise Killed
+        replaced.append(new)
+        replace(old, new)
+
+    monkeypatch.setattr(os, "replace", replace_some)
+    with pytest.raises(Killed):
+        find_rows(tmp_path, "b", [2])
+    monkeypatch.undo()
+    assert (tmp_path / "rows.jsonl").read_text(encoding="utf-8") == ("2\n" if survived == 2 else "1\n")
+    assert find_rows(tmp_path, "a", [1]) == [1], "never the rows of b"
+    assert find_rows(tmp_path, "b", [2]) == [2]
+
+
+MAKER = """
+import sys, time
+from pathlib import Path
+from tellapart.files import find_or_make, find_or_make_rows
+
+folder, number = Path(sys.argv[1]), int(sys.argv[2])
+
+def make(value):
+    time.sleep(0.02)
+    return value
+
+for turn in range(15):
+    which = (turn + number) % 2
+    assert find_or_make(folder / "a.json", which, lambda: make({"value": which}), dict)["value"] == which
+    rows = [which] * (5 + 5 * which)
+    assert find_or_make_rows(folder / "b.jsonl", which, lambda: make(rows), int) == rows
+"""
+
+
+def test_processes_that_make_the_same_file_of_different_inputs(tmp_path: Path) -> None:
+    processes = [
+        subprocess.Popen([sys.executable, "-c", MAKER, tmp_path, str(number)], stderr=subprocess.PIPE, text=True)
+        for number in range(3)
+    ]
+    for process in processes:
+        told = process.communicate()[1]
+        assert process.returncode == 0, told
+        assert all("another process is making this file" in line for line in told.splitlines()), told
+    assert names(tmp_path) == [".b.jsonl.made_from", "a.json", "b.jsonl"]
+
+
 def test_a_lock_has_one_holder(tmp_path: Path) -> None:
     with lock(tmp_path / "new" / ".lock", wait=False) as first, lock(tmp_path / "new" / ".lock", wait=False) as second:
         assert (first, second) == (True, False)
     with lock(tmp_path / "new" / ".lock") as again:
         assert again
+
+
+LOCKER = """
+import os, sys
+from pathlib import Path
+from tellapart.files import lock
+
+folder = Path(sys.argv[1])
+for _ in range(200):
+    with lock(folder / ".lock"):
+        with open(folder / "inside", "x"):
+            pass
+        os.unlink(folder / "inside")
+        os.unlink(folder / ".lock")
+"""
+
+
+def test_a_lock_whose_file_is_removed_has_one_holder(tmp_path: Path) -> None:
+    processes = [
+        subprocess.Popen([sys.executable, "-c", LOCKER, tmp_path], stderr=subprocess.PIPE, text=True) for _ in range(3)
+    ]
+    for process in processes:
+        assert process.communicate()[1] == ""
+    assert names(tmp_path) == []
 
 
 def test_a_failed_new_folder_keeps_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,10 +7,12 @@ import io
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest import mock
@@ -27,13 +29,24 @@ from safetensors.torch import load_file, save_file
 from tellapart import cli
 from tellapart.data.features import FeatureStore
 from tellapart.encoders.base import EncoderIdentity
-from tellapart.errors import DataError, LimitError, RecipeError, RunError, StoreError, quote, some
+from tellapart.errors import (
+    DataError,
+    LimitError,
+    RecipeError,
+    RunError,
+    StoreError,
+    TellapartError,
+    quote,
+    some,
+)
+from tellapart.evaluation.spread import measure_spread
 from tellapart.files import Stored, check_regular, read_model, read_models
 from tellapart.metrics import evaluate
 from tellapart.metrics.meteor import meteor_scores
 from tellapart.models import model_folder
 from tellapart.pages.base import curves
 from tellapart.recipe import Recipe
+from tellapart.run import open_run
 from tellapart.settings import MAX_CHARACTERS
 
 QUICK = settings(
@@ -51,6 +64,14 @@ RECIPE = {
     "training": {"steps": 2, "images_per_batch": 4, "validate_every": 1, "log_every": 1},
     "decoding": {"max_words": 3, "beam": 1},
 }
+RETRIEVER = {
+    **{key: RECIPE[key] for key in ("data", "training")},
+    "name": "tiny-retriever",
+    "retriever": {"name": "coder", "words": 5, "width": 6, "concepts": 3},
+    "objective": {"name": "coder", "bank": 9, "prototypes": 3},
+}
+# A hang never ends, so the limit can be far above what any call takes on a slow machine.
+LIMIT = 120
 DEEP = "[" * 100_000
 DIGITS = '{"a": ' + "9" * 5_000 + "}"
 
@@ -61,8 +82,28 @@ class Result(NamedTuple):
     err: str
 
 
+class Hang(BaseException):
+    """Not an `Exception`, so that no handler of the program takes it for a failure."""
+
+
+@contextlib.contextmanager
+def limited(seconds: float = LIMIT) -> Iterator[None]:
+    """Fail if the block takes longer; also if it waits for a file or a lock."""
+
+    def fail(*_: object) -> None:
+        raise Hang(f"no result after {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, fail)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
 def call(folder: Path, *arguments: str | Path) -> Result:
-    """Run the command line in a folder; any exception but an exit fails the test."""
+    """Run the command line in a folder; any exception but an exit, or no end, fails the test."""
     out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
     before = Path.cwd()
     os.chdir(folder)
@@ -72,6 +113,7 @@ def call(folder: Path, *arguments: str | Path) -> Result:
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),
             pytest.raises(SystemExit) as caught,
+            limited(),
         ):
             cli.main()
     finally:
@@ -239,6 +281,83 @@ def test_damaged_files_of_a_run(
         assert made <= {"run", "prepared"}
         assert names(Path(top)) >= {"copy"}
         assert len(list(Path(top).iterdir())) == 1
+
+
+@pytest.fixture(scope="module")
+def with_retriever(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a finished, measured run of a retriever and its feature store."""
+    folder = tmp_path_factory.mktemp("retriever")
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(RETRIEVER))
+    for arguments in (["train", "tiny.yaml", "--out", "run"], ["evaluate-retrieval", "run", "--gallery"]):
+        result = call(folder, *arguments)
+        assert result.status == 0, result.err
+    measured = call_spread(folder)
+    assert measured.status == 0, measured.err
+    return folder
+
+
+def call_spread(folder: Path) -> Result:
+    """What a study does with `spread.json`; no command reads it alone."""
+    before = Path.cwd()
+    os.chdir(folder)
+    try:
+        with limited():
+            figures = measure_spread(open_run("run")).figures()
+        return Result(0, str(figures), "")
+    except TellapartError as error:
+        return Result(2, "", f"tellapart: {error}\n")
+    finally:
+        os.chdir(before)
+
+
+RETRIEVER_FILES = (
+    "retrieval.json",
+    "retrieval_images.jsonl",
+    "retrieval_captions.jsonl",
+    "spread.json",
+    "concepts.json",
+)
+RETRIEVER_VERBS = {
+    "evaluate": ["evaluate-retrieval", "run"],
+    "gallery": ["evaluate-retrieval", "run", "--gallery"],
+    "resume": ["train", "--resume", "run"],
+    "spread": [],
+}
+
+
+@settings(QUICK, max_examples=40)
+@given(kind=st.sampled_from(RETRIEVER_FILES), verb=st.sampled_from(list(RETRIEVER_VERBS)), draw=st.data())
+def test_damaged_files_of_a_retriever(with_retriever: Path, kind: str, verb: str, draw: st.DataObject) -> None:
+    with tempfile.TemporaryDirectory() as top:
+        folder = Path(shutil.copytree(with_retriever, Path(top) / "copy"))
+        if verb == "resume":
+            set_finished(folder / "run", False)
+        path = model_folder(folder / "run") / kind if kind == "concepts.json" else folder / "run" / kind
+        path.write_bytes(damage(path.read_bytes(), draw))
+        before = names(folder)
+        check(call(folder, *RETRIEVER_VERBS[verb]) if RETRIEVER_VERBS[verb] else call_spread(folder))
+        assert not {name for name in before - names(folder) if not name.startswith("run/.")}
+        assert {name.split("/")[0] for name in names(folder) - before} <= {"run", "prepared"}
+        assert [found.name for found in Path(top).iterdir()] == ["copy"]
+
+
+@pytest.mark.parametrize("kind", RETRIEVER_FILES)
+@pytest.mark.parametrize("text", [b"", b"{", b"\0", b"null", b"[]", b'{"made_from": "x"}', DEEP.encode()])
+def test_every_file_of_a_retriever_replaced(with_retriever: Path, tmp_path: Path, kind: str, text: bytes) -> None:
+    folder = Path(shutil.copytree(with_retriever, tmp_path / "copy"))
+    path = model_folder(folder / "run") / kind if kind == "concepts.json" else folder / "run" / kind
+    path.write_bytes(text)
+    result = call_spread(folder) if kind == "spread.json" else call(folder, "evaluate-retrieval", "run", "--gallery")
+    check(result)
+    made_again = kind == "spread.json" and b"made_from" in text  # as if it were of other inputs
+    assert result.status == (0 if made_again else 2), result
+    assert made_again or path.name in result.err
+    assert path.exists()
+
+
+def test_a_call_that_never_ends_fails() -> None:
+    with pytest.raises(Hang, match="no result after"), limited(0.05):
+        time.sleep(LIMIT)
 
 
 # --- recipes --------------------------------------------------------------------------------------------------------

@@ -26,6 +26,7 @@ NAMES = [
     "compare_retrieval",
     "contrastive_loss",
     "evaluate",
+    "evaluate_people",
     "evaluate_retrieval",
     "load_captioner",
     "load_retriever",

@@ -171,7 +171,7 @@ def test_every_default_is_written_out(write: Write) -> None:
         "attention": 64,
         "dropout": 0.25,
     }
-    assert resolved["data"]["scenes"] == {"train": 40, "val": 8, "test": 240, "seed": 0}
+    assert resolved["data"]["scenes"] == {"train": 40, "val": 8, "test": 480, "seed": 0}
     assert resolved["training"]["betas"] == [0.9, 0.999]
     assert resolved["start"] is None
     assert resolved["decoding"]["beam"] == 3
@@ -211,6 +211,7 @@ def test_overrides(write: Write) -> None:
     assert recipe.objective == {
         "name": "contrastive",
         "negatives": 3,
+        "contrast": "captions",
         "nu": 1.0,
         "positive": False,
         "negative": True,
@@ -273,7 +274,7 @@ def test_overrides_that_are_none(write: Write, override: str, told: str) -> None
         ("training.betas=[0.9]", "training.betas.1: this key is missing"),
         (
             "training.schedule=cosin",
-            "training.schedule: Input should be 'constant', 'step' or 'cosine' (it is 'c",
+            "training.schedule: Input should be 'constant', 'step', 'cosine' or 'plateau' (it is 'c",
         ),
         ("training=5", "training: Input should be a valid dictionary"),
         ("captioner=adaptive", "captioner: Input should be a valid dictionary"),
@@ -486,7 +487,8 @@ def test_recipes_that_start_from_each_other(write: Write) -> None:
 
 
 def test_the_digest_does_not_name_what_changes_no_weight(write: Write) -> None:
-    first = Recipe.load(write()).digest
+    data = "data.source=data.json"
+    first = Recipe.load(write(), [data]).digest
     for override in (
         "name=other",
         "description=told differently",
@@ -495,11 +497,19 @@ def test_the_digest_does_not_name_what_changes_no_weight(write: Write) -> None:
         "decoding.beam=9",
         "captioner.embedding=256",  # the default, spelt out
     ):
-        assert Recipe.load(write(), [override]).digest == first, override
+        assert Recipe.load(write(), [data, override]).digest == first, override
     write()
     assert Recipe.load(write("child", CHILD, start={"from": "base.yaml"})).digest == (
         Recipe.load(write("child", CHILD, start={"from": str(write().resolve())})).digest
     )
+
+
+def test_the_number_of_scenes_matters_for_scenes_only(write: Write) -> None:
+    for source, matters in (("scenes", True), ("photographs.json", False)):
+        digests = {
+            Recipe.load(write(), [f"data.source={source}", f"data.scenes.train={count}"]).digest for count in (8, 9)
+        }
+        assert (len(digests) > 1) == matters
 
 
 def test_the_digest_names_what_changes_weights(write: Write) -> None:
@@ -513,11 +523,44 @@ def test_the_digest_names_what_changes_weights(write: Write) -> None:
         "data.min_count=4",
         "data.normaliser=alphabetic",
         "data.scenes.seed=1",
+        "data.store=int8",
     ]
     digests = [Recipe.load(write(), [override] if override else []).digest for override in ("", *overrides)]
     contrastive = ["objective.name=contrastive", f"roles.reference.from={write('other', name='other')}"]
     digests += [Recipe.load(write(), [*contrastive, f"objective.negatives={count}"]).digest for count in (5, 6)]
     assert len(set(digests)) == len(digests)
+
+
+@pytest.mark.parametrize(
+    ("name", "digest"),
+    [
+        ("scenes/adaptive-mle.yaml", "a282f7cb7ae0c1a6a68a0c7cfb8bfc10611a36159558c52272ab72e94e1bce92"),
+        ("scenes/adaptive-mle-and-cl.yaml", "921fb37dad7ec20a2772d84b1f84090bcc25adc7758609a49f76b6a4244ed198"),
+        ("flickr8k/adaptive-cl.yaml", "600f9c46f2beda6a90e6f0a47691a4bd8c1bd728d1a188f71b7ecd24ccf8952d"),
+    ],
+)
+def test_new_settings_keep_the_keys_of_finished_runs(name: str, digest: str) -> None:
+    """Digests of shipped recipes before `training.ema` and others existed. Mark a new setting `ADDED`, or, if you
+    change what these recipes train, write the new digests here."""
+    assert Recipe.load(name).digest == digest
+
+
+def test_new_settings_count_once_they_are_set(write: Write) -> None:
+    parts = "objective={name: composed, parts: {likelihood: {label_smoothing: %s}}}"
+    overrides = [
+        "seed=0",
+        "training.ema=0.999",
+        "training.plateau_patience=2",
+        "objective.label_smoothing=0.1",
+        "objective.sampling_end=0.25",
+        parts % 0.0,
+        parts % 0.1,
+    ]
+    digests = [Recipe.load(write(), [override]).digest for override in overrides]
+    assert len(set(digests)) == len(digests)
+    for spelt_out in ("training.ema=null", "training.plateau_patience=3", "objective.label_smoothing=0"):
+        assert Recipe.load(write(), [spelt_out]).digest == digests[0]
+    assert Recipe.load(write(), ["objective={name: composed, parts: {likelihood: {}}}"]).digest == digests[5]
 
 
 def test_an_objective_that_needs_a_reference_says_so(write: Write) -> None:
@@ -576,6 +619,30 @@ def test_model_folders_and_files_are_found_from_any_folder(
     # Names of models in the Hugging Face cache and of our own encoders stay as they are.
     for encoder in ("clip:openai/clip-vit-base-patch32", "efficientnet-lite0@64"):
         assert Recipe.load(path, [f"data.encoder={encoder}"]).data.encoder == encoder
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ("timm:local-dir:models/resnet50", "timm:local-dir:{here}/models/resnet50"),
+        ("timm:Local-Dir:./models/resnet50", "timm:Local-Dir:{here}/models/resnet50"),
+        ("timm:local-dir:models/a:b", "timm:local-dir:{here}/models/a:b"),
+        ("siglip:models/a:b", "siglip:{here}/models/a:b"),
+        ("timm:local-dir:models/none", "timm:local-dir:models/none"),
+        ("timm:local-dir:", "timm:local-dir:"),
+        # Names of timm's models, also if a folder is called the same.
+        ("timm:resnet50", "timm:resnet50"),
+        ("timm:hf-hub:models/resnet50", "timm:hf-hub:models/resnet50"),
+    ],
+)
+def test_folders_in_the_names_of_encoders(
+    write: Write, tmp_path: Path, given: str, found: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in ("models/resnet50", "models/a:b", "resnet50"):
+        (tmp_path / folder).mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    path = write(data={**BASE["data"], "encoder": given})
+    assert Recipe.load(path).data.encoder == found.format(here=tmp_path)
 
 
 # --- extends --------------------------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ def test_names_are_in_table_order() -> None:
     [
         ("objective", "contrastiv", "there is no objective 'contrastiv'; did you mean 'contrastive'?"),
         ("captioner", "adaptive_attention", "did you mean 'adaptive-attention'?"),
-        ("encoder", "xyz", "there is no encoder 'xyz'; known: blip, clip, clip-tokens, efficientnet-lite0"),
+        ("encoder", "xyz", "there is no encoder 'xyz'; known: blip, clip, clip-tokens, clip-vit-b16"),
     ],
 )
 def test_an_unknown_name_is_answered_with_a_likely_one(kind: str, name: str, told: str) -> None:

@@ -33,6 +33,7 @@ _PUBLIC = {
     "contrastive_loss": "tellapart.objectives.contrastive",
     "evaluate_retrieval": "tellapart.evaluation.evaluate_retrieval",
     "evaluate": "tellapart.evaluation.evaluate",
+    "evaluate_people": "tellapart.evaluation.evaluate",
     "load_captioner": "tellapart.captioners.base",
     "load_retriever": "tellapart.retrievers.base",
     "open_run": "tellapart.run",

@@ -11,16 +11,18 @@ import torch
 from PIL import Image
 
 from tellapart.captioners.base import Captioner, load_captioner
+from tellapart.data.coco_ids import coco_ids, server_results
 from tellapart.data.images import load_image
-from tellapart.data.prepare import prepare
+from tellapart.data.prepare import open_dataset, prepare
 from tellapart.data.readers import read_folder
+from tellapart.data.records import Record
 from tellapart.data.settings import DataSettings
 from tellapart.decoding.base import Caption, Decodable
 from tellapart.decoding.ensemble import Ensemble
 from tellapart.decoding.search import BLOCK, decode, decode_store
 from tellapart.decoding.settings import DecodingSettings
 from tellapart.encoders.base import accelerator
-from tellapart.errors import DataError, StoreError
+from tellapart.errors import DataError, RecipeError, StoreError
 from tellapart.files import check_folder, digest_of, is_utf8
 from tellapart.recipe import Recipe
 
@@ -32,6 +34,7 @@ def caption(
     on_skip: Callable[[DataError], None] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
     overlay: str | Path | None = None,
+    server: bool = False,
 ) -> list[dict[str, Any]]:
     """Caption images and folders of images: rows with `id` (the path), `caption`, `log_prob`, `ended`.
 
@@ -45,6 +48,8 @@ def caption(
         on_progress: called with the numbers of images done and of all images.
         overlay: folder for attention maps, with one folder for each caption, `0001-NAME`. Earlier ones are replaced;
             an existing folder of that name with other files is an error.
+        server: give rows of COCO's server instead, with `image_id` (the number in the file name) and `caption`. A file
+            without a number is an error before the work begins.
 
     Example:
         >>> tellapart.caption(["dog.jpg"], model="demo/runs/scenes-cl-1a2b3c4d")      # doctest: +SKIP
@@ -54,6 +59,10 @@ def caption(
     if overlay is not None:
         _check_overlays(Path(overlay), paths)
     decoding = decoding or own_decoding(model)
+    if server:
+        _check_one_caption(decoding)
+        ids = coco_ids([Record(str(path), path.as_posix(), "test", ()) for path in paths])
+        coco_id_of = dict(zip(map(str, paths), ids, strict=True))
     captioners = _open(model)
     captioner = _ensemble(captioners)
     encoder = captioners[0].open_encoder(accelerator())
@@ -91,6 +100,8 @@ def caption(
             captioned += len(readable)
         if on_progress is not None:
             on_progress(min(start + BLOCK, len(paths)), len(paths))
+    if server:
+        return server_results([coco_id_of[row["id"]] for row in rows], [row["caption"] for row in rows])
     return rows
 
 
@@ -101,6 +112,7 @@ def caption_split(
     decoding: DecodingSettings | None = None,
     on_progress: Callable[[int, int], None] | None = None,
     prepared: str | Path = "prepared",
+    server: bool = False,
 ) -> list[dict[str, Any]]:
     """Caption a split of a data set from its feature store; rows as in `caption`, with the ids of the records.
 
@@ -111,17 +123,47 @@ def caption_split(
         decoding: how to generate captions; by default as in the recipe of the (first) run.
         on_progress: called with the numbers of images done and of all images.
         prepared: folder for feature stores.
+        server: give rows of COCO's server instead, with `image_id` (the COCO id of the record) and `caption`. Images
+            without an id, or that cannot be read, are an error before captioning begins.
 
     Example:
         >>> rows = caption_split("dataset_flickr8k.json", ["runs/a", "runs/b"])    # doctest: +SKIP
     """
+    decoding = decoding or own_decoding(model)
     captioner = _ensemble(_open(model))
-    found = prepare(DataSettings(source=data, encoder=captioner.encoder.name, prepared=str(prepared)))
+    settings = DataSettings(source=data, encoder=captioner.encoder.name, prepared=str(prepared))
+    if server:  # the check below tells how many cannot be read
+        settings = settings.model_copy(update={"max_skipped": 1.0})
+    dataset = open_dataset(settings)
+    if server:
+        _check_one_caption(decoding)
+        coco_ids(dataset.split(split))  # raises before the images are encoded
+    found = prepare(settings, dataset=dataset)
     found.store.check(found.dataset, captioner.encoder)
     records = found.dataset.split(split)
+    wanted = len(dataset.split(split))
+    if server and len(records) < wanted:
+        raise DataError(
+            f"{found.folder / 'skipped.jsonl'}: {wanted - len(records)} of {wanted} images cannot be read, and COCO's "
+            "server takes only complete results; replace them"
+        )
     places = [found.dataset.row(record.id) for record in records]
-    captions = decode_store(captioner, found.store, places, decoding or own_decoding(model), on_progress)
+    captions = decode_store(captioner, found.store, places, decoding, on_progress)
+    if server:
+        return server_results(coco_ids(records), [own[0].caption for own in captions])
     return [{"id": record.id, **asdict(one)} for record, own in zip(records, captions, strict=True) for one in own]
+
+
+def is_server_file(path: Path) -> bool:
+    """Whether a file is named as COCO's server wants: `captions_test2014_NAME_results.json`."""
+    return path.name.endswith("_results.json")
+
+
+def _check_one_caption(decoding: DecodingSettings) -> None:
+    if decoding.samples != 1:
+        raise RecipeError(
+            f"decoding.samples is {decoding.samples}, and COCO's server takes one caption per image; set samples to 1"
+        )
 
 
 def own_decoding(model: str | Path | Sequence[str | Path]) -> DecodingSettings:
@@ -183,6 +225,8 @@ def _expand(images: Sequence[str | Path]) -> list[Path]:
     for named in map(Path, images):
         if named.is_dir():
             paths += [named / record.image for record in read_folder(named)]
+        elif named.suffix == ".json":
+            raise DataError(f"{named}: this is not an image; caption the images of a data set with --data {named}")
         else:
             paths.append(named)
     if not paths:

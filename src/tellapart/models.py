@@ -9,11 +9,11 @@ A model folder needs no other file to caption or rank images. Loading one never 
 
 from __future__ import annotations
 
+import hashlib
 import re
 from abc import ABC
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -196,7 +196,7 @@ def write_model(model: Model, folder: Path) -> None:
         {
             "format": FORMAT,
             model.kind: {"name": model.name, **model.settings.model_dump(mode="json")},
-            "encoder": asdict(model.encoder),
+            "encoder": model.encoder.as_dict(),
             "history": model.history,
         },
     )
@@ -303,6 +303,15 @@ def pointed_checkpoint(run: Path, pointer: str) -> Path:
 def model_digest(folder: Path) -> str:
     """A digest of a model's weights."""
     return digest_of_file(model_folder(folder) / "model.safetensors")
+
+
+def weights_digest(state: Mapping[str, torch.Tensor]) -> str:
+    """A digest of the weights of a model in memory, from its `state_dict`."""
+    weights = hashlib.sha256()
+    for name, tensor in sorted(state.items()):
+        weights.update(name.encode())
+        weights.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return weights.hexdigest()
 
 
 def add_measured(folder: Path, split: str, figures: dict[str, float]) -> None:

@@ -33,6 +33,9 @@ class ProgressLine:
         unit: of the rate, such as `" images"`.
         every: seconds between two plain lines.
 
+    Attributes:
+        shown: whether anything was shown yet.
+
     Example:
         >>> line = ProgressLine("training", " steps")            # doctest: +SKIP
         >>> line.update(10, 100, {"loss": 2.5})                  # doctest: +SKIP
@@ -43,6 +46,7 @@ class ProgressLine:
         self.what = what
         self.unit = unit
         self.every = every
+        self.shown = False
         self._console = _terminal()
         self._start: tuple[float, int] | None = None
         self._next = 0.0
@@ -55,6 +59,7 @@ class ProgressLine:
             self._next = now + (self.every if self._console is None else BAR_AFTER)
         if now < self._next and done < of:
             return
+        self.shown = True
         self._next = now + (self.every if self._console is None else BAR_EVERY)
         since, first = self._start
         shown = [f"{name} {value:.3f}" for name, value in (figures or {}).items()]

@@ -1,8 +1,9 @@
 """Recipes: experiments as YAML files and pydantic models, with dotted overrides such as `objective.negatives=5`.
 
 Each package defines its own settings; this module combines them. A recipe with `extends: OTHER.yaml` has only the keys
-that differ. The file itself is the `laptop` budget (minutes on two cores); `budgets` lists the changes for `smoke`
-(seconds, for tests) and `paper` (the published sizes). Models that a recipe uses are trained at the same budget.
+that differ. The file itself is the `laptop` budget (minutes on two cores, on COCO hours); `budgets` lists the changes
+for `smoke` (seconds, for tests) and `paper` (the published sizes). Models that a recipe uses are trained at the same
+budget.
 
 Loading a recipe reports all mistakes at once, each with its key and, for a misspelt key, the likely one. The resolved
 recipe, with all defaults, is saved with the run.
@@ -25,7 +26,7 @@ from tellapart.decoding.settings import DecodingSettings
 from tellapart.engine.settings import TrainingSettings
 from tellapart.errors import DataError, RecipeError, did_you_mean, quote
 from tellapart.files import digest_of, read_text
-from tellapart.settings import Section, explain, load_yaml, set_override
+from tellapart.settings import Section, explain, for_key, load_yaml, set_override
 
 BUDGETS = ("smoke", "laptop", "paper")
 # What a recipe can train; it has exactly one of these sections.
@@ -143,8 +144,10 @@ class Recipe(Section):
         """The roles this recipe must fill, each with its kind of model."""
         objective, settings = self.component("objective")
         needed = dict(objective.needs(settings).roles)
-        if self.negatives.by == "retriever":
+        if self.negatives.by == "retriever" or self.training.validate_specificity:
             needed["retriever"] = "retriever"
+        if self.training.validate_specificity and "listener" in self.roles:
+            needed["listener"] = "retriever"
         return needed
 
     def resolved(self) -> Content:
@@ -159,14 +162,19 @@ class Recipe(Section):
     def digest(self) -> str:
         """Digest of what is trained, without the content of the data and of the models it uses.
 
-        Name, description, decoding and file paths are left out.
+        Name, description, decoding, file paths, and newer settings at their defaults (`Section.for_key`) are left out.
         """
-        content = self.resolved()
+        content = self.for_key()
+        for kind in COMPONENTS:
+            if content[kind] is not None:
+                _, settings = self.component(kind)
+                content[kind] = {"name": content[kind]["name"], **for_key(settings)}
         for key in ("name", "description", "budget", "start", "roles"):
             del content[key]
         if not self.training.validate_captions:  # otherwise decoding may decide which checkpoint is best
             del content["decoding"]
-        for key in ("prepared", "source", "max_skipped"):
+        unused = () if self.data.source == "scenes" else ("scenes",)
+        for key in ("prepared", "source", "max_skipped", *unused):
             del content["data"][key]
         return digest_of(content)
 
@@ -351,9 +359,24 @@ def _find_models(content: Content) -> None:
         values = content.get(section)
         named = values.get(key) if isinstance(values, dict) else None
         if isinstance(named, str):
-            family, colon, place = named.rpartition(":") if key == "encoder" else ("", "", named)
-            if place and os.path.exists(place) and (colon or key != "encoder"):
-                content[section][key] = f"{family}{colon}{os.path.abspath(place)}"
+            before, place = _encoder_path(named) if key == "encoder" else ("", named)
+            if place and os.path.exists(place):
+                content[section][key] = f"{before}{os.path.abspath(place)}"
+
+
+def _encoder_path(name: str) -> tuple[str, str]:
+    """What comes before a path in an encoder's name, and the path; an empty one if the name has none.
+
+    A model of timm is named, even if a folder is called the same, except after `timm:local-dir:`.
+
+    >>> _encoder_path("siglip:models/base"), _encoder_path("timm:local-dir:models/a"), _encoder_path("timm:resnet50")
+    (('siglip:', 'models/base'), ('timm:local-dir:', 'models/a'), ('timm:resnet50', ''))
+    """
+    family, colon, place = name.partition(":")
+    if family != "timm":
+        return family + colon, place
+    source, second_colon, folder = place.partition(":")
+    return (f"timm:{source}:", folder) if second_colon and source.lower() == "local-dir" else (name, "")
 
 
 def is_run_recipe(path: Path) -> bool:
@@ -452,10 +475,12 @@ def _trained_problems(content: Content) -> list[str]:
     if len(given) > 1:
         return ["captioner, retriever: a recipe trains one of them, from a start of the same kind; leave the other out"]
     training = content.get("training")
-    foreign = {"captioner": "validate_retrieval", "retriever": "validate_captions"}[given[0]]
-    if isinstance(training, dict) and training.get(foreign):
-        return [f"training.{foreign}: not available when training a {given[0]}; leave it out"]
-    return []
+    foreign = {"captioner": ("validate_retrieval",), "retriever": ("validate_captions", "validate_specificity")}
+    return [
+        f"training.{key}: not available when training a {given[0]}; leave it out"
+        for key in foreign[given[0]]
+        if isinstance(training, dict) and training.get(key)
+    ]
 
 
 def _objective_problems(recipe: Recipe, files: _Files) -> list[str]:
@@ -465,7 +490,8 @@ def _objective_problems(recipe: Recipe, files: _Files) -> list[str]:
     needed = recipe.needed_roles()
     for role, kind in needed.items():
         if role not in recipe.roles:
-            user = f"the {objective.name} objective" if role in _own_roles(recipe) else "negatives.by 'retriever'"
+            user = "negatives.by 'retriever'" if recipe.negatives.by == "retriever" else "training.validate_specificity"
+            user = f"the {objective.name} objective" if role in _own_roles(recipe) else user
             problems.append(f"roles.{role}.from: {user} needs a {kind} here, a run or a recipe")
     for role, upstream in recipe.roles.items():
         if role not in needed:

@@ -16,6 +16,8 @@ TABLE: dict[str, dict[str, str]] = {
         # The part of an encoder's name before '@' or ':'; see 'tellapart.encoders.open_encoder'.
         "efficientnet-lite0": "tellapart.encoders.efficientnet:EfficientNetLite",
         "efficientnet-lite2": "tellapart.encoders.efficientnet:EfficientNetLite",
+        "clip-vit-b16": "tellapart.encoders.vit:ViT",
+        "dinov2-small": "tellapart.encoders.vit:ViT",
         "clip": "tellapart.huggingface.towers:VisionTower",
         "clip-tokens": "tellapart.huggingface.towers:VisionTower",
         "siglip": "tellapart.huggingface.towers:VisionTower",
@@ -49,6 +51,8 @@ TABLE: dict[str, dict[str, str]] = {
         "contrastive-difference": "tellapart.objectives.difference:Difference",
         "introspective": "tellapart.objectives.introspective:Introspective",
         "adversarial": "tellapart.objectives.adversarial:Adversarial",
+        "self-critical": "tellapart.objectives.self_critical:SelfCritical",
+        "specificity": "tellapart.objectives.specificity:Specificity",
         "ranking-hinge": "tellapart.objectives.ranking:RankingHinge",
         "coder": "tellapart.objectives.coder:CoderObjective",
         "composed": "tellapart.objectives.composed:Composed",

@@ -16,6 +16,8 @@ MAX_CHARACTERS, MAX_VALUES, MAX_DEPTH = 100_000, 20_000, 40
 MAX_MISTAKES = 20
 # Larger widths are more likely typing errors than models.
 MAX_WIDTH = 16_384
+# `Field(..., json_schema_extra=ADDED)` marks a setting that is newer than the first runs; see `Section.for_key`.
+ADDED: dict[str, Any] = {"added": True}
 
 
 class Section(BaseModel):
@@ -30,6 +32,25 @@ class Section(BaseModel):
         if isinstance(value, float) and abs(value) > 1e30:
             raise ValueError("must be between -1e30 and 1e30")
         return value
+
+    def for_key(self) -> dict[str, Any]:
+        """Plain data for the key of a run: all settings, except those marked `ADDED` that have their default.
+
+        So a new setting does not rename the runs that were trained before it existed.
+        """
+        content = self.model_dump(mode="json", by_alias=True)
+        for name, field in type(self).model_fields.items():
+            value, key = getattr(self, name), field.alias or name
+            if field.json_schema_extra == ADDED and value == field.get_default(call_default_factory=True):
+                del content[key]
+            elif isinstance(value, Section):
+                content[key] = value.for_key()
+        return content
+
+
+def for_key(settings: BaseModel) -> dict[str, Any]:
+    """`Section.for_key`; the settings of a component of another package may be a plain pydantic model."""
+    return settings.for_key() if isinstance(settings, Section) else settings.model_dump(mode="json")
 
 
 class _Loader(yaml.SafeLoader):

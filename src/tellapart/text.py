@@ -11,6 +11,7 @@ import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 
 from pydantic import Field
@@ -51,12 +52,14 @@ def plain_words(sentence: str) -> list[str]:
     >>> plain_words("The dog's No. 7 shirt.")
     ['the', 'dogs', 'no', '7', 'shirt']
     """
-    return _WORD.findall(_APOSTROPHE.sub("", _lower(sentence)))
+    text = _lower(sentence)
+    return _WORD.findall(_APOSTROPHE.sub("", text) if "'" in text or "’" in text else text)
 
 
 def _lower(sentence: str) -> str:
     """Lower case in NFC: an accent stored as a separate mark would split its word in two."""
-    return unicodedata.normalize("NFC", sentence.lower())
+    text = sentence.lower()
+    return text if text.isascii() else unicodedata.normalize("NFC", text)
 
 
 NORMALISERS: dict[str, Callable[[str], list[str]]] = {"alphabetic": alphabetic_words, "plain": plain_words}
@@ -109,7 +112,7 @@ class Vocabulary:
     ) -> Vocabulary:
         """Build from the *training* captions; words seen fewer than `min_count` times become `<unk>`."""
         empty = cls((), normaliser, max_words)
-        counts = Counter(word for caption in captions for word in empty.words(caption))
+        counts = Counter(chain.from_iterable(map(empty.words, captions)))
         kept = sorted((word for word, count in counts.items() if count >= min_count), key=lambda w: (-counts[w], w))
         return cls(kept, normaliser, max_words)
 

@@ -13,18 +13,23 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from lightning_fabric import Fabric
+from numpy.typing import NDArray
 
 from tellapart.data.batches import BatchSource
+from tellapart.data.features import FeatureStore
 from tellapart.data.prepare import Prepared, prepare
+from tellapart.data.unlabelled import has_training_split, with_training_split
 from tellapart.decoding.ensemble import Ensemble
 from tellapart.encoders.base import accelerator
-from tellapart.engine.loop import Measure, Trainer
+from tellapart.engine.loop import Interrupted, Measure, Trainer
 from tellapart.engine.processes import on_first, open_fabric
-from tellapart.errors import RecipeError, RunError
+from tellapart.errors import DataError, RecipeError, RunError
 from tellapart.evaluation.hard_negatives import likely_captions
-from tellapart.evaluation.validation import measure_captions, measure_retrieval
+from tellapart.evaluation.specificity_guard import SpecificityGuard
+from tellapart.evaluation.validation import FEW, ValidationMeasure, measure_captions, measure_retrieval, together
 from tellapart.files import (
     check_folder,
     digest_of,
@@ -32,19 +37,24 @@ from tellapart.files import (
     is_temporary,
     lock,
     read_text,
+    remove_old_temporary_files,
     write_json,
     write_text,
 )
 from tellapart.models import Model, enough_memory, load_model, model_digest
-from tellapart.objectives.base import Objective, Roles
+from tellapart.objectives.base import Objective, Roles, Start
 from tellapart.progress import OnProgress, show_progress
 from tellapart.recipe import DATA_PATHS, Recipe, Upstream, read_recipe
+from tellapart.retrievers.base import Retriever
 from tellapart.run import Run, check_data_exists, check_run_folder, open_run, read_state
 
 T = TypeVar("T")
 
 # The runs named by `start` and by each role; several runs are an ensemble.
 Upstreams = dict[str, list[Run]]
+
+# A retriever that judges captions, and the features that it reads.
+Judging = tuple[Retriever, FeatureStore]
 
 
 def train(
@@ -59,7 +69,8 @@ def train(
     Args:
         recipe: a recipe file, or the name of a shipped one, such as `scenes/adaptive-mle.yaml`.
         overrides: dotted keys and values, such as `"training.steps=100"`.
-        budget: `smoke` (seconds), `laptop` (minutes) or `paper` (the published sizes); by default the file's own.
+        budget: `smoke` (seconds), `laptop` (minutes, on COCO hours) or `paper` (the published sizes); by default the
+            file's own.
         runs: folder for run folders, named `NAME-KEY`.
         out: this run folder instead.
 
@@ -142,7 +153,8 @@ def run_recipe(
         on_first(fabric, lambda: _write_recipe(recipe, upstreams, folder))  # its decoding may have changed
         return Run(folder, recipe)
     on_first(fabric, lambda: _check_run_folder(folder))
-    objective, sources = _build(recipe, prepared, upstreams, fabric, shown)
+    objective, sources, judges = _build(recipe, prepared, upstreams, fabric, shown)
+    guard = _guard(recipe, objective, sources["val"], judges, folder)
     fabric.barrier()  # all processes have read the folder before one writes to it
     state_path, state = folder / "run.json", {"key": key, "made_from": made_from, "finished": False}
     began = time.monotonic()
@@ -151,6 +163,7 @@ def run_recipe(
         def begin() -> bool:
             """Lock the folder and describe the run in it; false if another process has just finished this run."""
             held.enter_context(_lock(folder))
+            remove_old_temporary_files(folder)
             if _is_finished(folder, key, made_from):
                 return False
             write_json(state_path, state)  # first: paths in a recipe beside it are relative to the folder
@@ -167,13 +180,48 @@ def run_recipe(
             seed=recipe.seed,
             folder=folder,
             fabric=fabric,
-            measure=_measure(recipe, objective, prepared),
+            measure=_measure(recipe, objective, prepared, guard),
         )
+        _before_training(trainer, sources, upstreams, guard, shown)
         trainer.run(f"training {recipe.name}")
         seconds = round(time.monotonic() - began, 1)
         finished = {**state, "finished": True, "seconds_of_last_session": seconds}
         on_first(fabric, lambda: write_json(state_path, finished))
     return Run(folder, recipe)
+
+
+def _before_training(
+    trainer: Trainer,
+    sources: dict[str, BatchSource],
+    upstreams: Upstreams,
+    guard: SpecificityGuard | None,
+    on_progress: OnProgress | None,
+) -> None:
+    """The objective's long work before the first step; what is finished of it is kept when it is interrupted."""
+    objective, fabric = trainer.objective, trainer.fabric
+    own = trainer.folder / "scores"
+    folders = {role: _folder_for_scores(upstreams[role][0].folder, own) or own for role in objective.frozen}
+    objective.eval()
+    try:
+        with torch.no_grad(), fabric.autocast():  # in the precision of the steps
+            objective.before_training(Start(sources, trainer.steps, folders, on_progress))
+            if guard is not None:
+                on_first(fabric, guard.begin)
+    except KeyboardInterrupt:
+        raise Interrupted(
+            f"{trainer.folder}: stopped before the first step; finished scores are kept; "
+            f"the same command continues, or: tellapart train --resume {trainer.folder}"
+        ) from None
+    objective.train()
+
+
+def _folder_for_scores(upstream: Path, otherwise: Path | None) -> Path | None:
+    """Where scores by the model of another run are kept: in its folder, or elsewhere if that cannot be written."""
+    try:
+        check_folder(upstream)
+    except DataError:
+        return otherwise
+    return upstream / "scores"
 
 
 def _is_finished(folder: Path, key: str, made_from: Mapping[str, Any]) -> bool:
@@ -217,7 +265,8 @@ def _made_from(recipe: Recipe, prepared: Prepared, upstreams: Upstreams) -> dict
         "upstreams": {role: found[0] if len(found) == 1 else found for role, found in digests.items()},
     }
     if recipe.data.source != "scenes":  # the captions of scenes decide their pictures
-        described["pictures"] = prepared.pictures_digest("train", "val")
+        splits = ("train", "val") if has_training_split(prepared.dataset) else ()
+        described["pictures"] = prepared.pictures_digest(*splits)
     encoder = prepared.store.encoder
     if ":" in encoder.name:  # a model in a local folder, whose content may change
         described["encoder"] = encoder.digest
@@ -308,8 +357,11 @@ def _relative_place(path: str | Path, folder: Path) -> str:
 
 def _build(
     recipe: Recipe, prepared: Prepared, upstreams: Upstreams, fabric: Fabric, on_progress: OnProgress | None
-) -> tuple[Objective, dict[str, BatchSource]]:
-    """The objective with its models, and the batches of both splits; if this fails, no folder was made."""
+) -> tuple[Objective, dict[str, BatchSource], dict[str, Judging]]:
+    """The objective with its models, the batches of both splits, and the retrievers that judge captions in validation.
+
+    If this fails, no folder was made.
+    """
     torch.manual_seed(recipe.seed)
     model_class, model_settings = recipe.component(recipe.trains)
     if "start" in upstreams:
@@ -330,7 +382,21 @@ def _build(
         role: role_model([run.folder for run in upstreams[role]], kind) for role, kind in recipe.needed_roles().items()
     }
     stores = _first_then_others(fabric, lambda: _stores_of_roles(recipe, prepared, frozen, on_progress))
-    return assemble(recipe, prepared, target, frozen, stores, fabric.global_rank, fabric.world_size, fabric.device)
+    likely = None
+    if _draws_ranked_captions(recipe):
+        retriever = frozen["retriever"].to(fabric.device)
+        folder = _folder_for_scores(upstreams["retriever"][0].folder, None)
+        ranked = stores.get(retriever.encoder.name, prepared)
+        likely = _first_then_others(
+            fabric, lambda: likely_captions(retriever, ranked, "train", recipe.negatives.top, folder, on_progress)
+        )
+    judges: dict[str, Judging] = {}
+    for role in ("retriever", "listener") if recipe.training.validate_specificity else ():
+        if role in frozen:
+            judge = frozen[role].to(fabric.device).eval().requires_grad_(False)
+            judges[role] = (judge, stores.get(judge.encoder.name, prepared).store)
+    made = assemble(recipe, prepared, target, frozen, stores, fabric.global_rank, fabric.world_size, likely)
+    return *made, judges
 
 
 def assemble(
@@ -341,7 +407,7 @@ def assemble(
     stores: Mapping[str, Prepared] | None = None,
     rank: int = 0,
     world: int = 1,
-    device: torch.device | str = "cpu",
+    likely: NDArray[np.int32] | None = None,
 ) -> tuple[Objective, dict[str, BatchSource]]:
     """The recipe's objective with these models, and the batches of the training and the validation split.
 
@@ -353,22 +419,22 @@ def assemble(
         stores: encoder name -> data with its features, for roles with other encoders; by default prepared here.
         rank: number of this process.
         world: number of processes that share each batch.
-        device: for a retriever that searches hard negatives.
+        likely: `likely_captions` of the training split, if the recipe draws from them; by default found here.
     """
     stores = _stores_of_roles(recipe, prepared, frozen, None) if stores is None else stores
     objective_class, settings = recipe.component("objective")
     needs = objective_class.needs(settings)
     roles = Roles(target, **{role: frozen[role] for role in needs.roles})
     objective: Objective = objective_class(settings, roles)
-    likely = None
-    if needs.negatives and recipe.negatives.hard and recipe.negatives.by == "retriever":
-        retriever = frozen["retriever"].to(device)
-        likely = likely_captions(retriever, stores.get(retriever.encoder.name, prepared), "train", recipe.negatives.top)
+    if likely is None and _draws_ranked_captions(recipe):
+        ranked = stores.get(frozen["retriever"].encoder.name, prepared)
+        likely = likely_captions(frozen["retriever"], ranked, "train", recipe.negatives.top)
     read = {model.encoder.name for model in objective.frozen.values()}
     training = recipe.training
+    dataset = prepared.dataset if needs.captions else with_training_split(prepared.dataset)
     sources = {
         split: BatchSource(
-            prepared.dataset,
+            dataset,
             prepared.store,
             split,
             images_per_batch=training.images_per_batch,
@@ -383,10 +449,21 @@ def assemble(
             parts=training.accumulate if split == "train" else 1,
             likely_captions=likely if split == "train" else None,
             more_stores=[stores[name].store for name in sorted(read) if name in stores],
+            image_negatives=needs.image_negatives,
+            captioned_only=needs.captions,
+            most=training.validate_images if split == "val" else None,
         )
         for split in ("train", "val")
     }
     return objective, sources
+
+
+def _draws_ranked_captions(recipe: Recipe) -> bool:
+    """Whether hard negatives are captions that a retriever ranks high."""
+    objective_class, settings = recipe.component("objective")
+    needs = objective_class.needs(settings)
+    drawn = needs.negatives or needs.image_negatives
+    return bool(drawn and recipe.negatives.hard and recipe.negatives.by == "retriever")
 
 
 def role_model(folders: list[Path], kind: str) -> Any:
@@ -412,14 +489,36 @@ def _stores_of_roles(
     return found
 
 
-def _measure(recipe: Recipe, objective: Objective, prepared: Prepared) -> Measure | None:
+def _guard(
+    recipe: Recipe, objective: Objective, validation: BatchSource, judges: Mapping[str, Judging], folder: Path
+) -> SpecificityGuard | None:
+    """What ranks the validation images for generated captions, if the recipe asks for it."""
+    if not judges:
+        return None
+    rows = validation.rows[: recipe.training.validate_specificity]
+    return SpecificityGuard(objective.target, validation.store, rows, judges, folder)
+
+
+def _measure(
+    recipe: Recipe, objective: Objective, prepared: Prepared, guard: SpecificityGuard | None
+) -> Measure | None:
     """The further figures of a validation that the recipe asks for."""
     target: Any = objective.target
+    measures = [] if guard is None else [ValidationMeasure(guard, guard)]
     if images := recipe.training.validate_captions:
-        return lambda: measure_captions(target, prepared, images, recipe.decoding)
+        measures.append(
+            ValidationMeasure(
+                lambda: measure_captions(target, prepared, images, recipe.decoding),
+                lambda: measure_captions(target, prepared, min(FEW, images), recipe.decoding),
+            )
+        )
     if recipe.training.validate_retrieval:
-        return lambda: measure_retrieval(target, prepared)
-    return None
+        measures.append(
+            ValidationMeasure(
+                lambda: measure_retrieval(target, prepared), lambda: measure_retrieval(target, prepared, FEW)
+            )
+        )
+    return together(measures) if measures else None
 
 
 # --- processes --------------------------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ def make() -> Make:
 
 def same(one: Batch, other: Batch) -> bool:
     return (
-        one.ids == other.ids
+        (one.ids, one.others) == (other.ids, other.others)
         and one.captions == other.captions
         and torch.equal(one.features["tiny"], other.features["tiny"])
         and all(torch.equal(a, b) for a, b in zip(vars(one.pairs).values(), vars(other.pairs).values(), strict=True))
@@ -63,12 +63,46 @@ def test_an_epoch_visits_each_image_with_captions_once(make: Make) -> None:
         assert captions == sorted(f"{n}.{k}" for n in IN_TRAIN for k in range(CAPTIONS[n]))
 
 
+def test_the_first_images_of_a_split_may_be_enough(make: Make) -> None:
+    source = make(most=5)
+    ids = [id for batch in source.epoch() for id in batch.ids]
+    assert ids == [f"image-{n}" for n in IN_TRAIN[:5]], "of those with captions"
+    assert len(make(most=100).records) == len(IN_TRAIN)
+
+
 def test_any_step_of_a_fresh_source_is_the_same(make: Make) -> None:
     options = {"captions_per_image": 2, "negatives": 3, "seed": 5}
     source = make(**options)
     in_order = [source.at(step) for step in range(9)]
     for step in (8, 0, 5, 3):
         assert same(make(**options).at(step), in_order[step])
+
+
+@pytest.mark.parametrize("bucket_batches", [1, 2])
+def test_the_order_is_made_once_an_epoch(make: Make, monkeypatch: pytest.MonkeyPatch, bucket_batches: int) -> None:
+    made: list[int] = []
+    real = BatchSource._make_order
+
+    def counted(source: BatchSource, epoch: int) -> np.ndarray:
+        made.append(epoch)
+        return real(source, epoch)
+
+    monkeypatch.setattr(BatchSource, "_make_order", counted)
+    options = {"captions_per_image": 2, "negatives": 3, "image_negatives": 2, "bucket_batches": bucket_batches}
+    source = make(parts=2, **options)
+    in_order = {(step, part): source.at(step, part) for step in range(9) for part in range(2)}
+    assert made == [0, 1, 2]
+    list(source.epoch())
+    assert made == [0, 1, 2], "a pass in record order needs none"
+    jumping = make(parts=2, **options)
+    for step in (8, 0, 5, 3, 4, 1, 7):
+        for part in range(2):
+            assert same(jumping.at(step, part), in_order[step, part]), f"step {step} from any other step"
+
+
+def test_the_kept_order_cannot_be_changed(make: Make) -> None:
+    with pytest.raises(ValueError, match="read-only"):
+        make()._order(0)[0] = 1
 
 
 def test_order_and_draws_change_with_seed_and_epoch(make: Make) -> None:
@@ -142,6 +176,40 @@ def test_positives_do_not_depend_on_the_number_of_negatives(make: Make) -> None:
         assert len(without.pairs.of(Kind.NEGATIVE)) == 0
 
 
+def test_image_negatives_pair_the_true_captions_with_other_images_of_the_batch(make: Make) -> None:
+    many = 2
+    for batch in make(negatives=1, image_negatives=many, captions_per_image=2).epoch(shuffle=True):
+        pairs, images = batch.pairs, [*batch.ids, *batch.others]
+        count = len(pairs.of(Kind.POSITIVE))
+        rows = pairs.of(Kind.IMAGE_NEGATIVE)
+        assert rows.tolist() == list(range(2 * count, 2 * count + many * count)), "they come last"
+        assert pairs.caption_row[rows].tolist() == np.repeat(np.arange(count), many).tolist()
+        assert len(batch.captions) == 2 * count, "no captions of their own"
+        for row in rows.tolist():
+            number = images[pairs.image_row[row]].removeprefix("image-")
+            assert not batch.captions[pairs.caption_row[row]].startswith(f"{number}.")
+        if len(batch.ids) == 4:
+            assert not batch.others
+        else:  # the short last batch, filled up with three images of the split
+            assert 1 <= len(batch.others) <= 3
+
+
+def test_captions_do_not_depend_on_image_negatives(make: Make) -> None:
+    for step in range(6):
+        with_some, without = (make(captions_per_image=2, negatives=2, image_negatives=k).at(step) for k in (3, 0))
+        assert (with_some.ids, with_some.captions) == (without.ids, without.captions)
+        assert not without.others
+        assert len(without.pairs.of(Kind.IMAGE_NEGATIVE)) == 0
+
+
+def test_a_caption_of_every_image_has_no_other_image() -> None:
+    records = (Record("one", "1.png", "train", ("a cat", "a dog")), Record("two", "2.png", "train", ("A dog.",)))
+    dataset = Dataset("same", Path(), records)
+    store = FeatureStore(np.ones((2, 3, 3), dtype=np.float16), IDENTITY, dataset.digest)
+    with pytest.raises(DataError, match="every image has the caption 'a dog'"):
+        BatchSource(dataset, store, "train", 2, image_negatives=1)
+
+
 def test_negatives_come_from_the_same_split(make: Make) -> None:
     source = make(negatives=20)
     drawn = {caption.split(".")[0] for batch in source.epoch() for caption in batch.captions}
@@ -180,6 +248,15 @@ def test_an_unknown_split(make: Make) -> None:
         make("test")
 
 
+def test_an_image_that_has_all_captions_is_named_at_the_start() -> None:
+    records = (Record("one", "1.png", "train", ("a cat", "a dog")), Record("two", "2.png", "train", ("A dog.",)))
+    dataset = Dataset("same", Path(), records)
+    store = FeatureStore(np.ones((2, 3, 3), dtype=np.float16), IDENTITY, dataset.digest)
+    BatchSource(dataset, store, "train", 2)
+    with pytest.raises(DataError, match="captions of the image 'one', so it has no negatives"):
+        BatchSource(dataset, store, "train", 2, negatives=1)
+
+
 # --- several processes, buckets, hard negatives ---------------------------------------------------------------------
 
 
@@ -188,14 +265,21 @@ def test_an_unknown_split(make: Make) -> None:
     step=st.integers(0, 40),
     world=st.integers(1, 5),
     negatives=st.integers(0, 3),
+    image_negatives=st.integers(0, 3),
     captions=st.one_of(st.none(), st.integers(1, 3)),
     bucket=st.integers(1, 4),
 )
 def test_processes_together_see_what_one_sees(
-    seed: int, step: int, world: int, negatives: int, captions: int | None, bucket: int
+    seed: int, step: int, world: int, negatives: int, image_negatives: int, captions: int | None, bucket: int
 ) -> None:
     """Any step of any seed, from fresh objects: the images, captions and negatives of all ranks are those of one."""
-    options = {"seed": seed, "negatives": negatives, "captions_per_image": captions, "bucket_batches": bucket}
+    options = {
+        "seed": seed,
+        "negatives": negatives,
+        "image_negatives": image_negatives,
+        "captions_per_image": captions,
+        "bucket_batches": bucket,
+    }
     whole = source_of_images(**options).at(step)
     assert same(whole, source_of_images(**options).at(step))
     parts = [source_of_images(**options, rank=rank, world=world).at(step) for rank in range(world)]
@@ -205,13 +289,18 @@ def test_processes_together_see_what_one_sees(
         rows = zip(
             batch.pairs.image_row.tolist(), batch.pairs.caption_row.tolist(), batch.pairs.kind.tolist(), strict=True
         )
-        return [(batch.ids[image], batch.captions[caption], kind) for image, caption, kind in rows]
+        images = [*batch.ids, *batch.others]
+        return [(images[image], batch.captions[caption], kind) for image, caption, kind in rows]
 
     assert sorted(pair for part in parts for pair in pairs_of(part)) == sorted(pairs_of(whole))
     for part in parts:
         count = len(part.pairs.of(Kind.POSITIVE))
         negative = part.pairs.image_row[part.pairs.of(Kind.NEGATIVE)].view(count, negatives)
         assert (negative == part.pairs.image_row[:count, None]).all(), "K each, in the positives' order"
+        other = part.pairs.caption_row[part.pairs.of(Kind.IMAGE_NEGATIVE)].view(count, image_negatives)
+        assert (other == part.pairs.caption_row[:count, None]).all()
+        numbers = torch.tensor([float(id) for id in (*part.ids, *part.others)])
+        assert torch.equal(part.features["tiny"], numbers[:, None, None].expand(-1, 2, 3))
 
 
 @given(seed=st.integers(0, 2**31), step=st.integers(0, 40), world=st.integers(1, 4), parts=st.integers(1, 3))
@@ -280,19 +369,24 @@ def test_buckets_visit_every_image_once_and_in_another_order_each_epoch() -> Non
     assert epochs[0] != epochs[1]
 
 
-def test_hard_negatives_are_used_where_the_recipe_asks_for_them() -> None:
+def pairs_alike(images_per_batch: int, **options: int) -> BatchSource:
+    """Twenty images; 2i and 2i + 1 look alike. In the first epoch negatives are uniform, then they are hard."""
     records = tuple(Record(str(n), f"{n}.png", "train", (f"caption {n}",)) for n in range(20))
     dataset = Dataset("pairs", Path(), records)
-    features = np.repeat(np.eye(10, dtype=np.float16), 2, axis=0)[:, None].repeat(3, axis=1)  # 2i and 2i + 1 look alike
+    features = np.repeat(np.eye(10, dtype=np.float16), 2, axis=0)[:, None].repeat(3, axis=1)
     identity = EncoderIdentity("tiny", "0", "none", regions=2, width=10)
-    source = BatchSource(
+    return BatchSource(
         dataset,
         FeatureStore(features, identity, dataset.digest),
         "train",
-        20,
-        negatives=3,
+        images_per_batch,
         negative_settings=NegativeSettings(hard=1.0, top=0.05, ramp_epochs=1),
+        **options,
     )
+
+
+def test_hard_negatives_are_used_where_the_recipe_asks_for_them() -> None:
+    source = pairs_alike(20, negatives=3)
     easy, hard = source.at(0), source.at(1)  # one batch is an epoch
     for batch, expected in ((easy, False), (hard, True)):
         rows = batch.pairs.of(Kind.NEGATIVE)
@@ -300,3 +394,22 @@ def test_hard_negatives_are_used_where_the_recipe_asks_for_them() -> None:
         images = [int(batch.ids[row]) for row in batch.pairs.image_row[rows].tolist()]
         alike = [caption == f"caption {image ^ 1}" for caption, image in zip(said, images, strict=True)]
         assert all(alike) == expected
+
+
+@pytest.mark.parametrize("world", [1, 3])
+def test_hard_image_negatives_may_be_outside_the_batch(world: int) -> None:
+    outside = 0
+    for rank in range(world):
+        source = pairs_alike(4, image_negatives=3, rank=rank, world=world)
+        for step in range(5, 10):  # the second epoch
+            batch = source.at(step)
+            images = [int(id) for id in (*batch.ids, *batch.others)]
+            assert len(set(images)) == len(images)
+            rows = batch.pairs.of(Kind.IMAGE_NEGATIVE)
+            assert len(rows) == 3 * len(batch.ids)
+            for row in rows.tolist():
+                image = images[batch.pairs.image_row[row]]
+                assert batch.captions[batch.pairs.caption_row[row]] == f"caption {image ^ 1}"
+                assert batch.features["tiny"][batch.pairs.image_row[row], 0, image // 2] == 1
+            outside += len(batch.others)
+    assert outside > 0

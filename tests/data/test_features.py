@@ -16,6 +16,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
@@ -23,7 +24,10 @@ from PIL import Image
 
 from tellapart.data import features
 from tellapart.data.features import FeatureStore, Part, encode_batches, write_store
+from tellapart.data.prepare import prepare_part
 from tellapart.data.records import Dataset, Record
+from tellapart.data.rows import StoreType, pack
+from tellapart.data.settings import DataSettings
 from tellapart.encoders.base import EncoderIdentity
 from tellapart.errors import DataError, StoreError
 
@@ -91,13 +95,19 @@ def expected(dataset: Dataset) -> np.ndarray:
     return np.concatenate([encoder.encode([Image.open(dataset.path(record))]) for record in dataset])
 
 
+@pytest.fixture(params=["float16", "int8"])
+def kind(request: pytest.FixtureRequest) -> StoreType:
+    """How the features are kept."""
+    return cast(StoreType, request.param)
+
+
 @pytest.fixture
-def interrupt(dataset: Dataset, tmp_path: Path) -> Callable[[int], int]:
+def interrupt(dataset: Dataset, tmp_path: Path, kind: StoreType) -> Callable[[int], int]:
     """Stop a job after so many images; gives how many images it had finished for good."""
 
     def stop(after: int) -> int:
         with pytest.raises(KeyboardInterrupt):
-            write_store(tmp_path / "store", dataset, FakeEncoder(stop_after=after))
+            write_store(tmp_path / "store", dataset, FakeEncoder(stop_after=after), kind=kind)
         return finished_images(tmp_path / "store")
 
     return stop
@@ -134,6 +144,75 @@ def test_the_store_holds_what_the_encoder_gave(dataset: Dataset, tmp_path: Path,
     assert names == ["features.npy", "manifest.json", "pictures.npy"]
 
 
+def test_an_int8_store_holds_the_packed_features(dataset: Dataset, tmp_path: Path, expected: np.ndarray) -> None:
+    store = write_store(tmp_path / "store", dataset, FakeEncoder(), kind="int8")
+    assert store is not None
+    assert store.kind == FeatureStore.open(tmp_path / "store").kind == "int8"
+    assert json.loads((tmp_path / "store" / "manifest.json").read_text())["dtype"] == "int8"
+    whole = np.concatenate([expected, expected.mean(axis=1, keepdims=True)], axis=1)
+    assert np.array_equal(np.load(tmp_path / "store" / "features.npy"), pack(whole, "int8"))
+    rows = [49, 0, 17, 17]
+    grid, pooled = store.grid(rows), store.pooled(rows)
+    assert grid.dtype == pooled.dtype == np.float32
+    largest = np.abs(expected[rows]).max(axis=1, keepdims=True)
+    assert (np.abs(grid - expected[rows]) <= largest * (0.5 / 127 + 2**-11)).all()
+    assert np.array_equal(pooled, expected[rows].mean(axis=1).astype(np.float16).astype(np.float32))
+    assert store.grid([]).shape == (0, 2, 3)
+    float16 = write_store(tmp_path / "float16", dataset, FakeEncoder())
+    assert float16 is not None
+    assert float16.pictures_digest() != store.pictures_digest(), "results of one are not taken for the other's"
+    with pytest.raises(StoreError, match="keeps int8, not float16; use another folder"):
+        write_store(tmp_path / "store", dataset, FakeEncoder())
+
+
+def test_stores_of_both_kinds_have_their_own_folders(dataset: Dataset, tmp_path: Path) -> None:
+    found = {}
+    for kind in ("float16", "int8"):
+        settings = DataSettings(source="unread", prepared=str(tmp_path / "prepared"), store=kind)
+        prepared = prepare_part(settings, Part(), encoder=FakeEncoder(), dataset=dataset)
+        assert prepared is not None
+        assert prepared.store.kind == kind
+        assert prepared.store.encoder == FakeEncoder().identity, "the encoder is the same one"
+        found[kind] = prepared.folder.name
+    assert found == {"float16": "fake", "int8": "fake-int8"}
+
+
+def test_a_store_without_a_type_in_its_manifest_is_float16(dataset: Dataset, tmp_path: Path) -> None:
+    before = write_store(tmp_path / "store", dataset, FakeEncoder())
+    assert before is not None
+    path = tmp_path / "store" / "manifest.json"
+    manifest = json.loads(path.read_text())
+    assert manifest.pop("dtype") == "float16"
+    path.write_text(json.dumps(manifest))
+    store = write_store(tmp_path / "store", dataset, FakeEncoder(stop_after=0))
+    assert store is not None
+    assert np.array_equal(store.grid(range(IMAGES)), before.grid(range(IMAGES)))
+
+
+class ClassTokenEncoder(FakeEncoder):
+    """Its last region is a class token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.identity = replace(self.identity, regions=3, class_token=True)
+
+    def encode(self, images: list[Image.Image]) -> np.ndarray:
+        grid = super().encode(images)
+        return np.concatenate([grid, grid[:, :1] * 3 + 1], axis=1)
+
+
+def test_a_class_token_is_a_region_and_the_pooled_features(
+    dataset: Dataset, tmp_path: Path, expected: np.ndarray, kind: StoreType
+) -> None:
+    store = write_store(tmp_path / "store", dataset, ClassTokenEncoder(), kind=kind)
+    mean = write_store(tmp_path / "mean", dataset, FakeEncoder(), kind=kind)
+    assert store is not None
+    assert mean is not None
+    token = (expected[:, 0] * 3 + 1).astype(np.float16).astype(np.float32)
+    assert np.array_equal(store.pooled(range(IMAGES)), token)
+    assert np.array_equal(store.grid(range(IMAGES)), np.concatenate([mean.grid(range(IMAGES)), token[:, None]], axis=1))
+
+
 def test_a_batch_reads_the_right_rows(dataset: Dataset, tmp_path: Path, expected: np.ndarray) -> None:
     store = write_store(tmp_path / "store", dataset, FakeEncoder())
     assert store is not None
@@ -160,52 +239,54 @@ def test_batches_come_in_order_however_many_are_encoded_at_once(
 
 @pytest.mark.parametrize("after", [0, 5, 12, 30, 49])
 def test_an_interrupted_store_continues(
-    dataset: Dataset, tmp_path: Path, interrupt: Callable[[int], int], after: int
+    dataset: Dataset, tmp_path: Path, interrupt: Callable[[int], int], after: int, kind: StoreType
 ) -> None:
-    write_store(tmp_path / "whole", dataset, FakeEncoder())
+    write_store(tmp_path / "whole", dataset, FakeEncoder(), kind=kind)
     finished = interrupt(after)
     assert finished <= after
     with pytest.raises(StoreError, match="no finished feature store here; run 'tellapart prepare'"):
         FeatureStore.open(tmp_path / "store")
     encoder = FakeEncoder()
     progress: list[tuple[int, int]] = []
-    write_store(tmp_path / "store", dataset, encoder, on_progress=lambda *done: progress.append(done))
+    write_store(tmp_path / "store", dataset, encoder, on_progress=lambda *done: progress.append(done), kind=kind)
     assert encoder.encoded == IMAGES - finished, "finished shards are not encoded again"
     assert progress[0][0] > finished
     assert progress[-1] == (IMAGES, IMAGES)
     assert same_store(tmp_path / "store", tmp_path / "whole")
 
 
-def test_interrupted_again_and_again(dataset: Dataset, tmp_path: Path, interrupt: Callable[[int], int]) -> None:
-    write_store(tmp_path / "whole", dataset, FakeEncoder())
+def test_interrupted_again_and_again(
+    dataset: Dataset, tmp_path: Path, interrupt: Callable[[int], int], kind: StoreType
+) -> None:
+    write_store(tmp_path / "whole", dataset, FakeEncoder(), kind=kind)
     finished = [interrupt(after) for after in (13, 14, 3, 25)]
     assert finished == sorted(finished)
     assert finished[-1] > 0
-    write_store(tmp_path / "store", dataset, FakeEncoder())
+    write_store(tmp_path / "store", dataset, FakeEncoder(), kind=kind)
     assert same_store(tmp_path / "store", tmp_path / "whole")
 
 
-def write_in_a_process(root: Path, part: Part, seconds: float) -> None:
+def write_in_a_process(root: Path, part: Part, seconds: float, kind: StoreType) -> None:
     small_shards()
     records = tuple(Record(str(n), f"{n}.png", "train", (f"picture {n}",)) for n in range(IMAGES))
     dataset = Dataset("pictures", root / "pictures", records)
-    write_store(root / "store", dataset, FakeEncoder(seconds=seconds), part=part)
+    write_store(root / "store", dataset, FakeEncoder(seconds=seconds), part=part, kind=kind)
 
 
 @pytest.mark.parametrize("begun", ["new", "damaged", "changed"])
 def test_two_processes_write_what_one_writes(
-    dataset: Dataset, tmp_path: Path, interrupt: Callable[[int], int], begun: str
+    dataset: Dataset, tmp_path: Path, interrupt: Callable[[int], int], begun: str, kind: StoreType
 ) -> None:
     if begun == "damaged":
         interrupt(40)
         next((tmp_path / "store").glob("writing-*/features.npy")).write_bytes(b"")
     elif begun == "changed":
-        write_store(tmp_path / "store", dataset, FakeEncoder())
+        write_store(tmp_path / "store", dataset, FakeEncoder(), kind=kind)
         for number in (1, SHARD + 1, SHARD + 2):
             replace_picture(dataset, number, (number, 250, 7))
-    write_store(tmp_path / "whole", dataset, FakeEncoder())
+    write_store(tmp_path / "whole", dataset, FakeEncoder(), kind=kind)
     spawn = multiprocessing.get_context("spawn")
-    workers = [spawn.Process(target=write_in_a_process, args=(tmp_path, Part(i, 2), 0.01)) for i in range(2)]
+    workers = [spawn.Process(target=write_in_a_process, args=(tmp_path, Part(i, 2), 0.01, kind)) for i in range(2)]
     for worker in workers:
         worker.start()
     for worker in workers:
@@ -240,18 +321,18 @@ print(prepare_part(settings, features.Part.parse(sys.argv[2])) is not None)
     assert sorted(path.name for path in manifest.parent.iterdir()) == ["features.npy", "manifest.json", "pictures.npy"]
 
 
-def test_parts_one_after_the_other(dataset: Dataset, tmp_path: Path) -> None:
-    write_store(tmp_path / "whole", dataset, FakeEncoder())
+def test_parts_one_after_the_other(dataset: Dataset, tmp_path: Path, kind: StoreType) -> None:
+    write_store(tmp_path / "whole", dataset, FakeEncoder(), kind=kind)
     encoders = [FakeEncoder() for _ in range(3)]
-    found = [write_store(tmp_path / "store", dataset, e, part=Part(i, 3)) for i, e in enumerate(encoders)]
+    found = [write_store(tmp_path / "store", dataset, e, part=Part(i, 3), kind=kind) for i, e in enumerate(encoders)]
     assert [store is None for store in found] == [True, True, False], "None while parts are missing"
     assert sum(encoder.encoded for encoder in encoders) == IMAGES
     assert same_store(tmp_path / "store", tmp_path / "whole")
 
 
-def test_killed_half_way_it_continues_to_the_same_bytes(dataset: Dataset, tmp_path: Path) -> None:
-    write_store(tmp_path / "whole", dataset, FakeEncoder())
-    worker = multiprocessing.get_context("spawn").Process(target=write_in_a_process, args=(tmp_path, Part(), 0.2))
+def test_killed_half_way_it_continues_to_the_same_bytes(dataset: Dataset, tmp_path: Path, kind: StoreType) -> None:
+    write_store(tmp_path / "whole", dataset, FakeEncoder(), kind=kind)
+    worker = multiprocessing.get_context("spawn").Process(target=write_in_a_process, args=(tmp_path, Part(), 0.2, kind))
     worker.start()
     deadline = time.monotonic() + 60
     while finished_images(tmp_path / "store") < SHARD and time.monotonic() < deadline:
@@ -262,7 +343,7 @@ def test_killed_half_way_it_continues_to_the_same_bytes(dataset: Dataset, tmp_pa
     finished = finished_images(tmp_path / "store")
     assert 0 < finished < IMAGES
     encoder = FakeEncoder()
-    write_store(tmp_path / "store", dataset, encoder)
+    write_store(tmp_path / "store", dataset, encoder, kind=kind)
     assert encoder.encoded == IMAGES - finished
     assert same_store(tmp_path / "store", tmp_path / "whole")
 
@@ -278,10 +359,10 @@ def test_invalid_parts(text: str) -> None:
         Part.parse(text)
 
 
-def test_a_finished_store_is_found_again(dataset: Dataset, tmp_path: Path) -> None:
-    write_store(tmp_path / "store", dataset, FakeEncoder())
+def test_a_finished_store_is_found_again(dataset: Dataset, tmp_path: Path, kind: StoreType) -> None:
+    write_store(tmp_path / "store", dataset, FakeEncoder(), kind=kind)
     again = FakeEncoder(stop_after=0)
-    assert write_store(tmp_path / "store", dataset, again) is not None
+    assert write_store(tmp_path / "store", dataset, again, kind=kind) is not None
     assert again.encoded == 0
 
 
@@ -312,9 +393,11 @@ def test_a_changed_plan_starts_again(
 
 
 @pytest.mark.parametrize("name", ["write_json", "write_jsonl"])
-def test_killed_while_finishing(dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_killed_while_finishing(
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, kind: StoreType
+) -> None:
     """The array is in its place, the manifest is not: nothing is encoded again."""
-    write_store(tmp_path / "whole", dataset, FakeEncoder())
+    write_store(tmp_path / "whole", dataset, FakeEncoder(), kind=kind)
     real = getattr(features, name)
 
     def killed(path: Path, value: object) -> None:
@@ -325,9 +408,9 @@ def test_killed_while_finishing(dataset: Dataset, tmp_path: Path, monkeypatch: p
     with monkeypatch.context() as patch:
         patch.setattr(features, name, killed)
         with pytest.raises(KeyboardInterrupt):
-            write_store(tmp_path / "store", dataset, FakeEncoder())
+            write_store(tmp_path / "store", dataset, FakeEncoder(), kind=kind)
     encoder = FakeEncoder()
-    write_store(tmp_path / "store", dataset, encoder)
+    write_store(tmp_path / "store", dataset, encoder, kind=kind)
     assert encoder.encoded == (0 if name == "write_json" else IMAGES % SHARD)
     assert same_store(tmp_path / "store", tmp_path / "whole")
 
@@ -364,19 +447,19 @@ def test_too_many_broken_pictures_fail_until_they_are_allowed(dataset: Dataset, 
     assert encoder.encoded == 0, "everything that can be read had been encoded"
 
 
-def test_a_fixed_picture_is_read_on_the_next_call(dataset: Dataset, tmp_path: Path) -> None:
-    write_store(tmp_path / "whole", dataset, FakeEncoder())
+def test_a_fixed_picture_is_read_on_the_next_call(dataset: Dataset, tmp_path: Path, kind: StoreType) -> None:
+    write_store(tmp_path / "whole", dataset, FakeEncoder(), kind=kind)
     right = (dataset.root / "20.png").read_bytes()
     break_pictures(dataset, [20])
     with pytest.raises(StoreError, match="1 of 50 pictures cannot be read"):
-        write_store(tmp_path / "store", dataset, FakeEncoder())
+        write_store(tmp_path / "store", dataset, FakeEncoder(), kind=kind)
     (dataset.root / "20.png").write_bytes(right)
     encoder = FakeEncoder()
-    store = write_store(tmp_path / "store", dataset, encoder)
+    store = write_store(tmp_path / "store", dataset, encoder, kind=kind)
     assert store is not None
     assert not store.skipped
     assert encoder.encoded == 1, "only this picture is encoded again"
-    write_store(tmp_path / "whole", dataset, FakeEncoder())  # takes the new time of the file
+    write_store(tmp_path / "whole", dataset, FakeEncoder(), kind=kind)  # takes the new time of the file
     assert same_store(tmp_path / "store", tmp_path / "whole")
 
 
@@ -488,40 +571,40 @@ def test_too_many_newly_broken_pictures_leave_the_store_as_it_is(dataset: Datase
 
 
 def test_an_interrupted_refresh_continues(
-    dataset: Dataset, tmp_path: Path, interrupt: Callable[[int], int], monkeypatch: pytest.MonkeyPatch
+    dataset: Dataset, tmp_path: Path, interrupt: Callable[[int], int], monkeypatch: pytest.MonkeyPatch, kind: StoreType
 ) -> None:
-    write_store(tmp_path / "store", dataset, FakeEncoder(concurrency=1))
+    write_store(tmp_path / "store", dataset, FakeEncoder(concurrency=1), kind=kind)
     changed = [*range(12), 13, 30, 45]
     for number in changed:
         replace_picture(dataset, number, (number, 250, 7))
     with pytest.raises(KeyboardInterrupt):
-        write_store(tmp_path / "store", dataset, FakeEncoder(stop_after=13, concurrency=1))
+        write_store(tmp_path / "store", dataset, FakeEncoder(stop_after=13, concurrency=1), kind=kind)
     assert len(FeatureStore.open(tmp_path / "store")) == IMAGES, "the finished store stays until the new one is whole"
     encoder = FakeEncoder()
-    write_store(tmp_path / "store", dataset, encoder)
+    write_store(tmp_path / "store", dataset, encoder, kind=kind)
     assert 0 < encoder.encoded < len(changed)
-    write_store(tmp_path / "whole", dataset, FakeEncoder())
+    write_store(tmp_path / "whole", dataset, FakeEncoder(), kind=kind)
     assert same_store(tmp_path / "store", tmp_path / "whole")
 
 
-def test_parts_refresh_their_own_shards(dataset: Dataset, tmp_path: Path) -> None:
-    write_store(tmp_path / "store", dataset, FakeEncoder())
+def test_parts_refresh_their_own_shards(dataset: Dataset, tmp_path: Path, kind: StoreType) -> None:
+    write_store(tmp_path / "store", dataset, FakeEncoder(), kind=kind)
     replace_picture(dataset, 1, (1, 250, 7))
     replace_picture(dataset, SHARD + 1, (2, 250, 7))
     encoders = [FakeEncoder(), FakeEncoder()]
-    assert write_store(tmp_path / "store", dataset, encoders[0], part=Part(0, 2)) is None
-    assert write_store(tmp_path / "store", dataset, encoders[1], part=Part(1, 2)) is not None
+    assert write_store(tmp_path / "store", dataset, encoders[0], part=Part(0, 2), kind=kind) is None
+    assert write_store(tmp_path / "store", dataset, encoders[1], part=Part(1, 2), kind=kind) is not None
     assert [encoder.encoded for encoder in encoders] == [1, 1]
-    write_store(tmp_path / "whole", dataset, FakeEncoder())
+    write_store(tmp_path / "whole", dataset, FakeEncoder(), kind=kind)
     assert same_store(tmp_path / "store", tmp_path / "whole")
 
 
 @pytest.mark.parametrize("name", ["features.npy", "pictures.npy", "manifest.json", None])
 def test_killed_while_replacing(
-    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str | None
+    dataset: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str | None, kind: StoreType
 ) -> None:
     """Before a file is renamed, or (None) before the folder for writing is removed."""
-    before = write_store(tmp_path / "store", dataset, FakeEncoder())
+    before = write_store(tmp_path / "store", dataset, FakeEncoder(), kind=kind)
     assert before is not None
     replace_picture(dataset, 3, (3, 250, 7))
     real = os.replace
@@ -536,14 +619,14 @@ def test_killed_while_replacing(
         if name is None:
             patch.setattr(shutil, "rmtree", lambda path, ignore_errors: None)
         with nullcontext() if name is None else pytest.raises(KeyboardInterrupt):
-            write_store(tmp_path / "store", dataset, FakeEncoder())
-    middle = write_store(tmp_path / "store", dataset, FakeEncoder())
+            write_store(tmp_path / "store", dataset, FakeEncoder(), kind=kind)
+    middle = write_store(tmp_path / "store", dataset, FakeEncoder(), kind=kind)
     assert middle is not None
     kept_features = middle.grid([4]).copy()
     replace_picture(dataset, 4, (4, 250, 7))
-    write_store(tmp_path / "store", dataset, FakeEncoder())
+    write_store(tmp_path / "store", dataset, FakeEncoder(), kind=kind)
     assert np.array_equal(middle.grid([4]), kept_features), "an open store is not written to"
-    write_store(tmp_path / "whole", dataset, FakeEncoder())
+    write_store(tmp_path / "whole", dataset, FakeEncoder(), kind=kind)
     assert same_store(tmp_path / "store", tmp_path / "whole")
 
 
@@ -595,16 +678,16 @@ DAMAGE = ["gone", "empty", "short", "noise", "dtype", "shape"]
     ],
 )
 def test_a_damaged_store_is_encoded_again(
-    dataset: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, how: str
+    dataset: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, how: str, kind: StoreType
 ) -> None:
     folder = tmp_path / "store"
-    write_store(folder, dataset, FakeEncoder())
-    write_store(tmp_path / "whole", dataset, FakeEncoder())
+    write_store(folder, dataset, FakeEncoder(), kind=kind)
+    write_store(tmp_path / "whole", dataset, FakeEncoder(), kind=kind)
     damage(folder / name, how)
     with pytest.raises((StoreError, DataError), match=r"tellapart prepare|manifest\.json: not"):
         FeatureStore.open(folder)
     encoder = FakeEncoder()
-    assert write_store(folder, dataset, encoder) is not None
+    assert write_store(folder, dataset, encoder, kind=kind) is not None
     assert encoder.encoded == IMAGES
     if (name, how) != ("manifest.json", "gone"):
         assert f"{name}: " in capsys.readouterr().err
@@ -621,29 +704,31 @@ def test_a_damaged_array_is_set_aside(dataset: Dataset, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("how", DAMAGE)
 def test_a_damaged_array_that_is_being_written(
-    dataset: Dataset, tmp_path: Path, interrupt: Callable[[int], int], how: str
+    dataset: Dataset, tmp_path: Path, interrupt: Callable[[int], int], how: str, kind: StoreType
 ) -> None:
     assert interrupt(40) > 0
     (array,) = (tmp_path / "store").glob("writing-*/features.npy")
     damage(array, how)
     encoder = FakeEncoder()
-    write_store(tmp_path / "store", dataset, encoder)
+    write_store(tmp_path / "store", dataset, encoder, kind=kind)
     assert encoder.encoded == IMAGES, "nothing is taken from a damaged array"
-    write_store(tmp_path / "whole", dataset, FakeEncoder())
+    write_store(tmp_path / "whole", dataset, FakeEncoder(), kind=kind)
     assert same_store(tmp_path / "store", tmp_path / "whole")
 
 
 @pytest.mark.parametrize(
     "content", ["", "{", "[1, 2]\n" * SHARD, '[1, 2, "zz", null]\n' * SHARD, '[1, 2, "", null]\n' * SHARD, "5\n"]
 )
-def test_a_damaged_marker(dataset: Dataset, tmp_path: Path, interrupt: Callable[[int], int], content: str) -> None:
+def test_a_damaged_marker(
+    dataset: Dataset, tmp_path: Path, interrupt: Callable[[int], int], content: str, kind: StoreType
+) -> None:
     finished = interrupt(40)
     marker = next((tmp_path / "store").glob("writing-*/shard-*.done"))
     marker.write_text(content, encoding="utf-8")
     encoder = FakeEncoder()
-    write_store(tmp_path / "store", dataset, encoder)
+    write_store(tmp_path / "store", dataset, encoder, kind=kind)
     assert encoder.encoded == IMAGES - finished + SHARD, "its shard is encoded again"
-    write_store(tmp_path / "whole", dataset, FakeEncoder())
+    write_store(tmp_path / "whole", dataset, FakeEncoder(), kind=kind)
     assert same_store(tmp_path / "store", tmp_path / "whole")
 
 

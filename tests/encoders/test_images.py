@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -96,7 +95,7 @@ def test_the_identity_is_stable() -> None:
     identity = open_encoder("efficientnet-lite0").identity
     # Stored with every model and feature store: if this changes, people's stores are refused. Change it knowingly.
     assert identity.digest.startswith("b8eaba26a731aa9d")
-    assert asdict(identity) == {
+    assert identity.as_dict() == {
         "name": "efficientnet-lite0",
         "weights": "579344248a93e23026e6b78f1f6faf0bc1d282386f6c881cdbaacd49cabf77db",
         "preprocessing": "squeeze to 224×224 bicubic, (x-127)/128",

@@ -8,6 +8,7 @@ import math
 import os
 import resource
 import signal
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,14 +27,16 @@ from tellapart.data.features import FeatureStore
 from tellapart.data.records import Dataset
 from tellapart.engine import checkpoint, loop
 from tellapart.engine.checkpoint import checkpoint_path, load_trainer_state
+from tellapart.engine.interrupt import STOPPING
 from tellapart.engine.schedule import learning_rate
 from tellapart.engine.settings import TrainingSettings
-from tellapart.errors import RecipeError, RunError
+from tellapart.errors import DataError, RecipeError, RunError
 from tellapart.models import model_folder
 from tellapart.objectives.base import Objective, Progress, Roles, Total
 from tellapart.objectives.composed import Composed, ComposedSettings
 from tellapart.objectives.contrastive import Contrastive, ContrastiveSettings
 from tellapart.objectives.likelihood import Likelihood, LikelihoodSettings
+from tellapart.progress import ProgressLine
 
 Make = Callable[..., AdaptiveAttention]
 Data = tuple[Dataset, FeatureStore]
@@ -65,6 +68,73 @@ def rows_of(run: Path, split: str) -> list[dict[str, Any]]:
     return [row for row in map(json.loads, (run / "metrics.jsonl").open()) if row["split"] == split]
 
 
+def test_batches_are_read_ahead_and_none_after_the_last_step(
+    tiny_data: Data, make_captioner: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last of 5 steps is in the middle of an epoch; steps are read in a thread, in order, once."""
+    read: list[int] = []
+    real = BatchSource.at
+
+    def at(source: BatchSource, step: int, part: int = 0, shuffle: bool = True) -> Batch:
+        if shuffle:
+            assert threading.current_thread() is not threading.main_thread()
+            read.append(step)
+        return real(source, step, part, shuffle)
+
+    monkeypatch.setattr(BatchSource, "at", at)
+    train(objective_of("likelihood", make_captioner), tiny_data, tmp_path / "run", steps=5)
+    assert read == [0, 1, 2, 3, 4]
+    assert all(0 <= row["waiting"] <= 1 for row in rows_of(tmp_path / "run", "train"))
+
+
+def test_an_error_of_reading_ahead_comes_at_its_step(
+    tiny_data: Data, make_captioner: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = BatchSource.at
+
+    def at(source: BatchSource, step: int, part: int = 0, shuffle: bool = True) -> Batch:
+        if shuffle and step == 4:
+            raise DataError("features.npy: cannot be read")
+        return real(source, step, part, shuffle)
+
+    monkeypatch.setattr(BatchSource, "at", at)
+    with pytest.raises(DataError, match=r"features\.npy: cannot be read"):
+        train(objective_of("likelihood", make_captioner), tiny_data, tmp_path / "run")
+    assert [row["step"] for row in rows_of(tmp_path / "run", "train")] == [1, 2, 3, 4], "earlier steps are trained"
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith("read-ahead")]
+
+
+def test_a_long_validation_shows_its_progress_and_a_request_to_stop_is_answered(
+    tiny_data: Data,
+    make_captioner: Make,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    train(objective_of("likelihood", make_captioner), tiny_data, tmp_path / "short")
+    told = capfd.readouterr().err
+    assert "validating" not in told
+    assert "stopping" not in told
+
+    monkeypatch.setattr(ProgressLine.__init__, "__defaults__", ("", 0.0))  # each update is a line
+    objective = objective_of("likelihood", make_captioner)
+    forward = objective.forward
+
+    def ctrl_c(batch: Batch, progress: Progress, phase: str = "train") -> dict[str, Total]:
+        if not objective.training and progress.step == 3:  # in the first validation
+            os.kill(os.getpid(), signal.SIGINT)
+        return forward(batch, progress, phase)
+
+    monkeypatch.setattr(objective, "forward", ctrl_c)
+    with pytest.raises(loop.Interrupted, match="after step 3 of 7"):
+        train(objective, tiny_data, tmp_path / "long")
+    lines = capfd.readouterr().err.splitlines()
+    shown = [line for line in lines if line.startswith("validating")]
+    assert len(shown) >= 2
+    assert " (100 %)" in shown[-1]
+    assert lines.count(STOPPING.decode().strip()) == 1
+
+
 @pytest.mark.parametrize("kind", ["likelihood", "contrastive"])
 @pytest.mark.parametrize("stop", [0, 2, 4])
 def test_stopping_and_resuming_is_bit_equal(
@@ -91,7 +161,7 @@ def test_stopping_and_resuming_is_bit_equal(
         assert all(torch.equal(moments[key], others[key]) for key in moments)
     journals = [
         [
-            {k: v for k, v in json.loads(line).items() if k != "seconds"}
+            {k: v for k, v in json.loads(line).items() if k not in ("seconds", "waiting")}
             for line in (tmp_path / n / "metrics.jsonl").open()
         ]
         for n in ("straight", "resumed")
@@ -453,6 +523,35 @@ def test_learning_rate_schedules() -> None:
     assert learning_rate(cosine, 109, 110, 10) == pytest.approx(1 + math.cos(math.pi * 0.99))
     constant = TrainingSettings(steps=5, learning_rate=2.0, schedule="constant")
     assert learning_rate(constant, 4, 5, 10) == 2.0
+
+
+def test_a_plateau_cuts_the_rate(tiny_data: Data, make_captioner: Make, tmp_path: Path) -> None:
+    """The figure is best at the first and the fifth validation: cuts follow two validations without a better one."""
+    chosen: dict[str, Any] = {"schedule": "plateau", "plateau_patience": 2, "decay_factor": 0.5, "learning_rate": 0.8}
+    figures = [0.0, 0.5, 0.4, 0.3, 0.3, 0.6, 0.6, 0.2, 0.2, 0.2]  # the first one is of the check before the training
+    train(
+        objective_of("likelihood", make_captioner),
+        tiny_data,
+        tmp_path / "run",
+        measured(figures),
+        **chosen,
+        **{"steps": 9, "validate_every": 1, "monitor": "CIDEr", "monitor_best": "highest"},
+    )
+    rates = [row["learning_rate"] for row in rows_of(tmp_path / "run", "train")]
+    assert rates == [0.8, 0.8, 0.8, 0.4, 0.4, 0.4, 0.4, 0.2, 0.2]
+
+
+def test_a_checkpoint_of_an_earlier_version_is_continued(tiny_data: Data, make_captioner: Make, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(objective_of("likelihood", make_captioner), tiny_data, run, steps=3, schedule="constant")
+    path = checkpoint_path(run, "last")
+    state = load_trainer_state(path)
+    del state["cuts"], state["validations_since_cut"]
+    torch.save(state, path / "trainer.pt")
+    train(objective_of("likelihood", make_captioner), tiny_data, run, steps=5, schedule="constant")
+    train(objective_of("likelihood", make_captioner), tiny_data, tmp_path / "straight", steps=5, schedule="constant")
+    one, other = (load_captioner(folder).state_dict() for folder in (run, tmp_path / "straight"))
+    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 @pytest.mark.parametrize("keep", ["best", "last"])

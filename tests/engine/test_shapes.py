@@ -13,9 +13,10 @@ import pytest
 import torch
 
 from support.close import assert_close
-from support.shapes_worker import GRADIENT_STEPS
+from support.shapes_worker import GRADIENT_STEPS, STOP
 from support.stand_ins import SHAPES
 from support.workers import assert_equal_runs, run_worker
+from tellapart.captioners.base import load_captioner
 from tellapart.engine.checkpoint import checkpoint_path, load_trainer_state
 
 
@@ -33,6 +34,7 @@ def rows_of(run: Path) -> list[dict[str, Any]]:
     for row in rows:
         row["split"] = float(row["split"] == "val")
         row.pop("seconds", None)
+        row.pop("waiting", None)
     return rows
 
 
@@ -43,6 +45,18 @@ def test_stopping_and_resuming_is_bit_equal(trained: dict[int, Path], shape: str
     straight, resumed = (trained[processes] / shape / name for name in ("straight", "resumed"))
     assert assert_equal_runs(straight, resumed)["step"] == 7
     assert rows_of(straight) == rows_of(resumed)
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_averaged_weights_and_plateaus_resume_bit_equal(trained: dict[int, Path], processes: int) -> None:
+    """The stop comes after a cut of the rate, when the average is not equal to the weights that are trained."""
+    straight, resumed = (trained[processes] / "averaged" / name for name in ("straight", "resumed"))
+    state = assert_equal_runs(straight, resumed)
+    assert rows_of(straight) == rows_of(resumed)
+    rates = [row["learning_rate"] for row in rows_of(straight) if "learning_rate" in row and row["step"] < STOP]
+    assert rates[-1] < rates[0], "a cut before the stop"
+    averaged = load_captioner(straight).state_dict()
+    assert any(not torch.equal(averaged[name], value) for name, value in state["own_weights"].items())
 
 
 @pytest.mark.parametrize("shape", SHAPES)

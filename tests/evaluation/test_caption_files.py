@@ -75,6 +75,10 @@ def write(path: Path, content: Any) -> Path:
         ("a.json", [{"image_id": 7, "id": 1, "caption": "a dog"}, {"image_id": "8", "id": 2, "caption": ""}]),
         ("a.jsonl", [{"id": "7", "caption": "a dog", "log_prob": -1.0}, {"id": 8, "caption": ""}]),
         ("a.jsonl", [{"id": "7", "captions": ["a dog"]}, {"id": "8", "captions": [""]}]),
+        ("a.json", '{"id": "7", "caption": "a dog"}\n{"id": "8", "caption": ""}\n'),
+        ("a.jsonl", [{"cocoid": 7, "caption": "a dog"}, {"cocoid": 8, "caption": ""}]),
+        ("a.csv", 'image_id,caption\n7,a dog\n8,""\n'),
+        ("a.tsv", "caption\tscore\tfile_name\r\na dog\t0.5\t7\r\n\t0.1\t8\r\n"),
     ],
 )
 def test_forms_of_one_caption(tmp_path: Path, name: str, content: Any) -> None:
@@ -99,6 +103,7 @@ def test_forms_of_several_captions(tmp_path: Path, name: str, content: Any) -> N
         ("a.json", "[]", "no caption is in this file"),
         ("a.json", "{}", "no caption is in this file"),
         ("a.json", '"a dog"', "not a list of captions"),
+        ("a.json", '{"id": 1, "caption": "a"}\n{"id"', r"not valid JSON \(line 2"),
         ("a.json", '{"1": 5}', r"row 1 needs 'id' \(or 'image_id'\) and 'caption'"),
         ("a.json", '{"1": []}', "row 1 needs"),
         ("a.json", '{"1": "a dog \\ud83d"}', "row 1 has signs that no UTF-8 file can hold"),
@@ -108,12 +113,17 @@ def test_forms_of_several_captions(tmp_path: Path, name: str, content: Any) -> N
         ("a.json", '[{"caption": "a"}]', "row 1 needs"),
         ("a.jsonl", '{"id": 1, "caption": "a"}\n5\n', "row 2 needs"),
         ("a.jsonl", '{"id": 1, "caption": "a"}\n{"id": 1,\n', "line 2 is not valid JSON"),
+        ("a.csv", "", "the first line names the columns, .* here they are missing"),
+        ("a.csv", "7,a dog\n", "the first line names the columns, .* here they are 7, a dog"),
+        ("a.csv", "id,caption\n7,a dog, a cat\n", "row 2 has 3 columns and the first has 2"),
+        ("a.csv", "id,caption\n", "no caption is in this file"),
         ("a.json", '{"1": ["a", "b"], "2": ["a"]}', "'2' has 1 caption where '1' has 2; give every image the same"),
         (
             "a.jsonl",
             '{"id": 1, "caption": "a"}\n' * 2 + '{"id": 2, "caption": "b"}\n',
             "'2' has 1 caption where '1' has 2",
         ),
+        ("a.json", '{"1": ["a", "b"], "2": "a", "3": "a"}', "'1' has 2 captions where '2' has 1"),
     ],
 )
 def test_files_that_are_wrong(tmp_path: Path, name: str, content: str, told: str) -> None:
@@ -161,6 +171,105 @@ def test_which_image_an_id_means(id: str, there: list[str], meant: str | None) -
 def test_an_image_has_one_id() -> None:
     with pytest.raises(DataError, match=r"'one/x.jpg' and 'two/x.jpg' both mean the image 'x.jpg'"):
         match_ids(["one/x.jpg", "two/x.jpg"], records("x.jpg"))
+
+
+def karpathys(*images: tuple[str, int, int]) -> list[Record]:
+    """Records of (file name, imgid, cocoid), as from Karpathy's file."""
+    return [
+        Record(Path(name).stem, f"val2014/{name}", "test", ("a dog",), imgid=imgid, cocoid=cocoid)
+        for name, imgid, cocoid in images
+    ]
+
+
+COCO = karpathys(
+    ("COCO_val2014_000000391895.jpg", 0, 391895),
+    ("COCO_val2014_000000522418.jpg", 1, 522418),
+    ("COCO_val2014_000000000002.jpg", 2, 2),
+)
+NAMES = [record.id for record in COCO]
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [
+        ["0", "1", "2"],
+        ["391895", "522418", "2"],
+        NAMES,
+        [f"{name}.jpg" for name in NAMES],
+        [f"val2014/{name}.jpg" for name in NAMES],
+        [f"/data/coco/val2014/{name}.jpg" for name in NAMES],
+        ["000000391895.jpg", "000000522418", "000000000002.jpg"],
+        ["391895", "COCO_val2014_000000522418.jpg", "000000000002"],
+    ],
+)
+def test_all_names_of_an_image_are_understood(ids: list[str]) -> None:
+    assert list(match_ids(ids, COCO).values()) == NAMES
+
+
+@pytest.mark.parametrize(
+    ("ids", "meant"),
+    [
+        # 2 is the COCO id of the third image and the imgid of the second; the other numbers decide.
+        (["391895", "2"], ["a", "c"]),
+        (["0", "2"], ["a", "b"]),
+        (["391895", "2", "77"], ["a", "c"]),  # the most are known as COCO ids, 77 is unknown
+        (["0", "2", "77"], ["a", "b"]),
+        (["77"], []),
+    ],
+)
+def test_all_numbers_of_a_file_are_read_in_the_same_way(ids: list[str], meant: list[str]) -> None:
+    records = karpathys(("a.jpg", 0, 391895), ("b.jpg", 2, 522418), ("c.jpg", 3, 2))
+    assert list(match_ids(ids, records).values()) == meant
+
+
+def test_numbers_that_mean_different_images_are_an_error() -> None:
+    records = karpathys(("a.jpg", 1, 2), ("b.jpg", 2, 1))
+    with pytest.raises(DataError, match=r"both COCO ids and Karpathy's imgid.*'1' is 'b' or 'a'.*by their file names"):
+        match_ids(["1", "2"], records)
+    assert match_ids(["1", "2"], records, "imgid") == {"1": "a", "2": "b"}
+    assert match_ids(["1", "2"], records, "cocoid") == {"1": "b", "2": "a"}
+    same = karpathys(("a.jpg", 1, 1), ("b.jpg", 2, 2))
+    assert match_ids(["2", "1"], same) == {"2": "b", "1": "a"}
+
+
+def test_ids_of_the_data_set_come_before_other_numbers() -> None:
+    # What `tellapart caption --data` writes for such a data set.
+    records = karpathys(("1.jpg", 2, 2), ("2.jpg", 1, 1))
+    assert match_ids(["1", "2"], records) == {"1": "1", "2": "2"}
+    assert match_ids(["2", "3"], karpathys(("1.jpg", 0, 2), ("2.jpg", 1, 3))) == {"2": "1", "3": "2"}
+
+
+def test_file_names_where_ids_are_something_else() -> None:
+    records = [Record("17", "images/a.jpg", "test", ()), Record("18", "images/b.png", "test", ())]
+    for names in (["a.jpg", "b.png"], ["a", "b"], ["images/a.jpg", "/data/images/b.png"], ["17", "b.png"]):
+        assert list(match_ids(names, records).values()) == ["17", "18"]
+    two = [Record("1", "x/a.jpg", "test", ()), Record("2", "y/a.jpg", "test", ())]
+    assert match_ids(["a.jpg"], two) == {}, "it may be either"
+    assert match_ids(["x/a.jpg", "y/a.jpg"], two) == {"x/a.jpg": "1", "y/a.jpg": "2"}
+
+
+@pytest.mark.parametrize("key", ["cocoid", "imgid", "filename"])
+def test_results_of_others_are_scored(tmp_path: Path, key: str) -> None:
+    images: list[dict[str, Any]] = [
+        {
+            "filename": f"COCO_val2014_{500 - number:012}.jpg",
+            "filepath": "val2014",
+            "cocoid": 500 - number,
+            "imgid": 490 + number,
+            "split": "test",
+            "sentences": [{"raw": text} for text in REFERENCES[str(number)]],
+        }
+        for number in range(IMAGES)
+    ]
+    data = write(tmp_path / "dataset_coco.json", {"images": images})
+    rows = [{"image_id": image[key], "caption": image["sentences"][0]["raw"]} for image in reversed(images)]
+    path = write(tmp_path / "captions_val2014_theirs_results.json", rows)
+    found = evaluate_captions(path, str(data), metrics=("bleu",), out=tmp_path / key)
+    assert found.corpus["Bleu_1"] == pytest.approx(1.0)
+    table = "".join(f'{image[key]},"{image["sentences"][0]["raw"]}"\n' for image in images)
+    path = write(tmp_path / "theirs.csv", f"{key},caption\n{table}")
+    found = evaluate_captions(path, str(data), metrics=("bleu",), out=tmp_path / f"table-{key}")
+    assert found.corpus["Bleu_1"] == pytest.approx(1.0)
 
 
 def test_captions_of_a_folder_with_its_name(tmp_path: Path) -> None:
@@ -425,10 +534,17 @@ def test_captions_are_not_overwritten(data: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("captions", "told"),
     [
-        ({**CAPTIONS, "99": "a dog"}, r"'99' is not in split 'test'; check --split"),
-        ({"train0": "a", "train1": "b"}, r"'train0' \(2 such ids\) is not in split 'test'; check --split"),
+        (
+            {id: text for id, text in CAPTIONS.items() if id != "7"} | {"99": "a dog", "x": "a dog"},
+            r"'99' \(2 such ids\) is not in split 'test'; 11 of 13 ids are: check --split, or name the images by id, "
+            "COCO id or file name",
+        ),
+        (
+            {"train0": "a", "train1": "b"},
+            r"'train0' \(2 such ids\) is not in split 'test'; 0 of 2 ids are: check --split",
+        ),
         ({id: text for id, text in CAPTIONS.items() if id != "7"}, r"'7' has no caption; every image of split 'test'"),
-        ({"0": "a dog", "1": "a cat"}, r"10 images \('2', …\) have no caption"),
+        ({"0": "a dog", "1": "a cat"}, r"10 images \('2', …\) have no caption; .*, and 2 of 12 have one"),
         ({**CAPTIONS, "a/7.jpg": "a dog"}, r"'7' and 'a/7.jpg' both mean the image '7'"),
     ],
 )
@@ -439,6 +555,16 @@ def test_images_that_do_not_match(data: str, tmp_path: Path, captions: dict[str,
     with pytest.raises(DataError, match=rf"wrong\.json: {told}"):
         evaluate_captions(right, data, against=wrong, metrics=METRICS)
     assert not (tmp_path / "scores.json").exists()
+
+
+def test_captions_of_further_images_are_left_out(data: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    right = write(tmp_path / "right.json", CAPTIONS)
+    more = write(tmp_path / "more.json", {"98": "a cat", **CAPTIONS, "99": "a dog"})
+    alone = evaluate_captions(right, data, out=tmp_path / "right", metrics=METRICS)
+    assert "left out" not in capsys.readouterr().err
+    among_others = evaluate_captions(more, data, out=tmp_path / "more", metrics=METRICS)
+    assert "more.json: left out the captions of 2 images not in split 'test' ('98', …)" in capsys.readouterr().err
+    assert among_others.captions == alone.captions
 
 
 def test_pictures_without_references(tmp_path: Path) -> None:

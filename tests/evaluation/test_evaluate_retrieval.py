@@ -19,9 +19,9 @@ from tellapart.engine import loop
 from tellapart.errors import DataError, RecipeError, RunError
 from tellapart.evaluation import evaluate_retrieval as module
 from tellapart.evaluation.compare import compare
-from tellapart.evaluation.evaluate import self_retrieval_study
-from tellapart.evaluation.evaluate_retrieval import compare_retrieval, evaluate_retrieval
+from tellapart.evaluation.evaluate_retrieval import compare_retrieval, compare_seeds, evaluate_retrieval
 from tellapart.evaluation.retrieval import rank_split
+from tellapart.evaluation.self_retrieval_study import self_retrieval_study
 from tellapart.evaluation.spread import measure_spread
 from tellapart.files import read_json, read_jsonl
 from tellapart.metrics import summarize_retrieval
@@ -239,6 +239,14 @@ def test_paired_differences(ranking: Run, place: Path) -> None:
     assert (same.difference, same.low, same.high, same.p_value) == (0, 0, 0, 1)
     with pytest.raises(RunError, match="was measured on other images"):
         compare_retrieval(one, evaluate_retrieval(other, "val"), prepared)
+    # Two trainings that are equal on both sides, and two that change places: the mean difference is 0.
+    assert compare_seeds([one, two], [one, two], prepared, ["R@sum"])["R@sum"].p_value == 1
+    crossed = compare_seeds([two, one], [one, two], prepared)["text_to_image_mean_rank"]
+    change = differences["text_to_image_mean_rank"].difference
+    assert crossed.resampled == "seeds and images"
+    assert crossed.difference == pytest.approx(0, abs=1e-9)
+    # Of two trainings, s / √2 is |change|, and 97.5 % of Student's t with one degree of freedom is 12.7.
+    assert crossed.high - crossed.low == pytest.approx(2 * 12.7 * abs(change), rel=0.2)
 
 
 def test_a_difference_is_drawn_over_images_with_their_captions(ranking: Run, tmp_path: Path) -> None:

@@ -227,3 +227,47 @@ def test_right_and_wrong_queries_are_shown() -> None:
     assert shown_queries(np.array([1, 1, 2]), 4) == [0, 1, 2]
     assert shown_queries(np.array([2, 3, 2, 2]), 2) == [0, 3]
     assert shown_queries(np.ones(3, dtype=np.int64), 8) == [0, 1, 2]
+
+
+def test_each_branch_alone_is_ranked_by_its_own_vectors() -> None:
+    retriever = make_retriever(seed=1, name="coder", instance_share=0.7)
+    ranked = rank_split(retriever, PREPARED)
+    gallery = ranked.gallery
+    with torch.no_grad():
+        images = retriever.embed_images(torch.from_numpy(PREPARED.store.grid(gallery.rows)))
+        texts = retriever.embed_texts(gallery.captions)
+    assert list(ranked.branches) == ["instance", "concept"]
+    for branch, (name, found) in enumerate(ranked.branches.items()):
+        scores = (images[branch] @ texts[branch].t()).double().numpy()
+        expected = naive_ranks(scores, gallery.image_of_caption, retrieval.ROUNDING)
+        assert found.image_to_text.tolist() == expected[0]
+        assert found.text_to_image.tolist() == expected[1]
+        recalls = sum((np.array(ranks) <= k).mean() for ranks in expected for k in (1, 5, 10))
+        assert ranked.figures()[f"{name}_R@sum"] == pytest.approx(recalls)
+    assert list(rank_split(make_retriever(name="coder", instance_share=1.0), PREPARED).branches) == ["instance"]
+    assert rank_split(make_retrievers()["cosine"], PREPARED).branches == {}
+
+
+def test_many_pairs_of_scan_are_searched_in_two_stages_unless_asked_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retrieval, "AT_ONCE", 7)
+    scan = make_retriever(seed=1, name="scan")
+    exact = rank_split(scan, PREPARED)
+    assert not exact.scores.reranked
+    monkeypatch.setattr(retrieval, "EXACT_PAIRS", 100)
+    asked = rank_split(scan, PREPARED, exact=True)
+    assert not asked.scores.reranked
+    assert asked.ranks.text_to_image.tolist() == exact.ranks.text_to_image.tolist()
+    all_first = rank_split(scan, PREPARED, folds=2)
+    assert all_first.scores.reranked
+    assert all_first.ranks.image_to_text.tolist() == exact.ranks.image_to_text.tolist(), "100 are more than all"
+    assert all_first.ranks.text_to_image.tolist() == exact.ranks.text_to_image.tolist()
+    halves = [exact.scores.ranks(exact.gallery.image_of_caption, range(start, start + 12)) for start in (0, 12)]
+    for found, expected in zip(all_first.folds, halves, strict=True):
+        assert found.text_to_image.tolist() == expected.text_to_image.tolist()
+    monkeypatch.setattr(retrieval, "RERANKED", 3)
+    assert rank_split(scan, PREPARED).ranks.text_to_image.tolist() != exact.ranks.text_to_image.tolist()
+
+
+def test_the_first_images_alone() -> None:
+    ranked = rank_split(make_retrievers()["cosine"], PREPARED, images=5)
+    assert ranked.gallery.ids == ["0", "1", "2", "3", "4"]

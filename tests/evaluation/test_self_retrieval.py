@@ -22,13 +22,19 @@ from tellapart.decoding.ensemble import Ensemble
 from tellapart.decoding.search import decode_rows
 from tellapart.decoding.settings import DecodingSettings
 from tellapart.errors import DataError, RunError, StoreError
-from tellapart.evaluation import evaluate as command
 from tellapart.evaluation import judge, tree_scores
 from tellapart.evaluation import self_retrieval as module
-from tellapart.evaluation.evaluate import self_retrieval_study
+from tellapart.evaluation import self_retrieval_study as command
 from tellapart.evaluation.judge import Judge, rank_captions
 from tellapart.evaluation.prefix_tree import PrefixTree
-from tellapart.evaluation.self_retrieval import self_retrieval, self_retrieval_part
+from tellapart.evaluation.self_retrieval import (
+    ROUNDING,
+    SMALLEST,
+    self_retrieval,
+    self_retrieval_part,
+    tolerance,
+)
+from tellapart.evaluation.self_retrieval_study import self_retrieval_study
 from tellapart.evaluation.tree_scores import TreeScorer
 from tellapart.files import read_json, read_jsonl, write_jsonl
 from tellapart.metrics import rank_of_true
@@ -211,6 +217,70 @@ def test_a_captioner_that_does_not_look_is_last_everywhere() -> None:
     blind = FeatureStore(np.zeros((12, 5, 6), dtype=np.float16), STORE.encoder, STORE.records)
     found = self_retrieval(sharp_captioner(sharpness=1.0), blind, ROWS, CAPTIONS)
     assert found.ranks.tolist() == [12] * 12
+
+
+def with_error(captioner: Captioner, error: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let stepping err in proportion to ln p, as another batching or device does."""
+    step = captioner.step
+
+    def erring_step(state: Any, token: torch.Tensor) -> Any:
+        log_probs, state = step(state, token)
+        return log_probs.double() * (1 + error), state
+
+    monkeypatch.setattr(captioner, "step", erring_step)
+
+
+LONG = ["tree tree two blue car car near a", "blue blue blue red two two car house", "near near two tree a a red red"]
+
+
+@pytest.mark.parametrize("error", [4e-7, -4e-7])
+@pytest.mark.parametrize(
+    ("captions", "sharpness", "sizes"),
+    [(["", "a", ""], 1.0, (0, 10)), (LONG, 1.0, (20, 50)), (LONG, 40.0, (100, 1000))],
+)
+def test_ties_of_small_and_large_scores(
+    captions: list[str],
+    sharpness: float,
+    sizes: tuple[float, float],
+    error: float,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    captioner = sharp_captioner(sharpness=sharpness)
+    with_error(captioner, error, monkeypatch)
+    found = self_retrieval(captioner, STORE, [4, 4, 4], captions)
+    assert ((np.abs(found.log_probs) > sizes[0]) & (np.abs(found.log_probs) < sizes[1])).all()
+    assert found.ranks.tolist() == [3, 3, 3]
+
+
+@pytest.mark.parametrize("sharpness", [0.05, 1.0, 10.0, 40.0])
+def test_dropping_equals_an_exhaustive_ranking_with_the_same_tolerance(sharpness: float) -> None:
+    captioner = sharp_captioner(sharpness=sharpness)
+    rows = [*ROWS[:4], *ROWS[:3], *ROWS[4:6]]  # three images twice
+    captions = [*LONG, *LONG, *LONG]
+    found = self_retrieval(captioner, STORE, rows, captions)
+    scores = all_pairs(captioner, STORE, rows, captions)
+    own = np.diag(scores)
+    limit = own - ROUNDING * np.maximum(10, np.abs(own))
+    apart = np.abs(scores - limit[:, None]) > 0.5 * ROUNDING * np.maximum(10, np.abs(own))[:, None]
+    assert apart.all()  # no decision rests on rounding
+    assert found.ranks.tolist() == (scores >= limit[:, None]).sum(axis=1).tolist()
+    assert (found.ranks > 1)[[0, 1, 2, 4, 5, 6]].all()  # the other copy is a tie
+
+
+def test_tolerance_is_in_proportion_to_the_score() -> None:
+    found = tolerance(np.array([0.0, -1.0, -10.0, -20.0, -2000.0, -np.inf]))
+    np.testing.assert_allclose(found / ROUNDING, [10, 10, 10, 20, 2000, 10], rtol=1e-12)
+    assert 9e-7 < ROUNDING < 1e-6
+
+
+def test_a_large_score_may_err_more_than_a_small_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    large = sharp_captioner(sharpness=40.0)
+    with_error(large, 2e-6, monkeypatch)
+    errors = 2e-6 * np.abs(self_retrieval(large, STORE, ROWS[:3], LONG).log_probs)
+    assert (errors > 5 * ROUNDING * SMALLEST).all(), "too much for a small score"
+    with_error(large, 1e-5, monkeypatch)
+    with pytest.raises(DataError, match="stepping and teacher forcing"):
+        self_retrieval(large, STORE, ROWS[:3], LONG)
 
 
 def test_one_image() -> None:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from itertools import chain, combinations
+
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from tellapart.errors import DataError
-from tellapart.metrics import bootstrap, confidence_interval, paired_bootstrap
-from tellapart.metrics.bootstrap import CorpusStatistic, confidence_intervals, mean_statistic, paired_bootstraps
+from tellapart.metrics import bootstrap, confidence_interval, correlation_interval, holm, paired_bootstrap
+from tellapart.metrics.bootstrap import (
+    CorpusStatistic,
+    confidence_intervals,
+    mean_statistic,
+    paired_bootstraps,
+    paired_bootstraps_over_seeds,
+)
 
 ITEMS = 200
 
@@ -190,3 +199,159 @@ def test_unusable_figures_are_refused() -> None:
         confidence_interval(np.array([1.0, np.nan]))
     with pytest.raises(ValueError, match="one entry per item"):
         confidence_interval(figures(1), groups=np.zeros(3))
+
+
+# --- several trainings ------------------------------------------------------------------------------------------------
+
+
+def trainings(
+    seeds: int, images: int, of_seed: float, of_image: float, noise: float, generator: np.random.Generator
+) -> NDArray[np.float64]:
+    """[seeds, images]: seed effect + image effect + noise, all around 0."""
+    effects = of_seed * generator.normal(size=(seeds, 1)) + of_image * generator.normal(size=(1, images))
+    return np.asarray(effects + noise * generator.normal(size=(seeds, images)))
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 5])
+@pytest.mark.parametrize(("of_seed", "of_image", "noise"), [(1.0, 1.0, 1.0), (0.1, 1.0, 0.3), (0.0, 1.0, 0.3)])
+def test_intervals_over_seeds_hold_the_truth_as_often_as_promised(
+    seeds: int, of_seed: float, of_image: float, noise: float
+) -> None:
+    """The true difference is 0. Of 300 intervals of 95 %, 15 may miss it; with few seeds rather fewer than more."""
+    generator = np.random.default_rng(11)
+    trials, missed, missed_by_images = 300, 0, 0
+    for trial in range(trials):
+        control = trainings(seeds, 60, 0.5, 1.0, 0.0, generator)
+        change = trainings(seeds, 60, of_seed, of_image, noise, generator)
+        a, b = ([{"": row} for row in of] for of in (control, control + change))
+        found = paired_bootstraps_over_seeds(a, b, samples=400, seed=trial)[""]
+        missed += not found.low <= 0 <= found.high
+        alone = paired_bootstrap(control.mean(axis=0), (control + change).mean(axis=0), samples=400, seed=trial)
+        missed_by_images += not alone.low <= 0 <= alone.high
+    assert missed <= 0.09 * trials
+    if of_seed == 1.0:
+        # Resampling images alone takes the luck of a few trainings for a difference.
+        assert missed_by_images > 0.4 * trials
+        assert missed >= 0.02 * trials
+
+
+def test_an_interval_over_seeds_equals_the_equation() -> None:
+    generator = np.random.default_rng(3)
+    a, b = ([ratio(size=40, seed=10 * side + seed) for seed in range(3)] for side in (1, 2))
+    found = paired_bootstraps_over_seeds([{"x": one} for one in a], [{"x": one} for one in b], samples=30, seed=5)["x"]
+    generator = np.random.default_rng(5)
+    deviates = np.random.default_rng([5, 1]).standard_t(2, size=30)
+    of_seeds = [other.figure - one.figure for one, other in zip(a, b, strict=True)]
+    spread = (sum((one - np.mean(of_seeds)) ** 2 for one in of_seeds) / 2) ** 0.5
+    samples = []
+    for sample in range(30):
+        drawn = generator.integers(40, size=40)
+        figures = [[float(one.combine(one.columns[drawn].sum(axis=0))) for one in side] for side in (a, b)]
+        samples.append(np.mean(figures[1]) - np.mean(figures[0]) + spread / 3**0.5 * deviates[sample])
+    assert found.difference == pytest.approx(np.mean(of_seeds), rel=1e-9)
+    assert (found.mean_a, found.mean_b) == pytest.approx([np.mean([one.figure for one in side]) for side in (a, b)])
+    assert (found.low, found.high) == pytest.approx(np.percentile(samples, [2.5, 97.5]), rel=1e-9)
+    rarer = min(sum(one <= 0 for one in samples), sum(one >= 0 for one in samples))
+    assert found.p_value == min(1.0, 2 * (rarer + 1) / 31)
+    assert found.resampled == "seeds and images"
+
+
+def test_one_seed_is_the_bootstrap_over_images() -> None:
+    a, b = {"x": figures(1), "y": ratio()}, {"x": figures(2), "y": ratio(seed=2)}
+    groups = np.arange(ITEMS) // 4
+    one = paired_bootstraps_over_seeds([a], [b], samples=200, groups=groups)
+    assert one == paired_bootstraps(a, b, samples=200, groups=groups)
+    assert {found.resampled for found in one.values()} == {"images"}
+    # Trainings that agree add nothing.
+    three = paired_bootstraps_over_seeds([a] * 3, [b] * 3, samples=200, groups=groups)
+    for name, found in three.items():
+        assert (found.low, found.high) == pytest.approx((one[name].low, one[name].high), rel=1e-9)
+
+
+def test_trainings_are_paired_by_seed() -> None:
+    """An effect of the seed that both systems share is no evidence against a difference."""
+    of_seed = [0.0, 3.0, -2.0]
+    a = [{"x": figures(1) + effect} for effect in of_seed]
+    b = [{"x": figures(1) + effect + 0.1 + 0.1 * figures(2)} for effect in of_seed]
+    paired = paired_bootstraps_over_seeds(a, b, samples=500)["x"]
+    assert paired.low > 0
+    crossed = paired_bootstraps_over_seeds(a, [*b[1:], b[0]], samples=500)["x"]
+    assert crossed.low < -1 < 1 < crossed.high
+    assert crossed.difference == pytest.approx(paired.difference)
+
+
+def test_equal_trainings_have_p_one() -> None:
+    seeds = [{"x": 1e3 * figures(seed)} for seed in range(3)]
+    thirds = [
+        {"x": CorpusStatistic(mean_statistic(one["x"]).columns / 3, mean_statistic(one["x"]).combine)} for one in seeds
+    ]
+    found = paired_bootstraps_over_seeds(seeds, thirds, samples=100)["x"]
+    assert (found.low, found.high, found.p_value) == (0.0, 0.0, 1.0)
+
+
+def test_only_figures_of_all_trainings_are_compared() -> None:
+    a = [{"x": figures(1), "y": figures(2)}, {"x": figures(3), "y": figures(4)}]
+    b = [{"x": figures(5), "y": figures(6)}, {"x": figures(7)}]
+    assert list(paired_bootstraps_over_seeds(a, b, samples=20)) == ["x"]
+    with pytest.raises(ValueError, match="paired by seed: give as many of both, got 2 and 1"):
+        paired_bootstraps_over_seeds(a, b[:1])
+
+
+# --- many comparisons -------------------------------------------------------------------------------------------------
+
+
+def test_holm_equals_the_published_example() -> None:
+    """The usual example of four hypotheses: at .05 the fourth and the first are rejected, the others are not."""
+    found = holm({1: 0.01, 2: 0.04, 3: 0.03, 4: 0.005})
+    assert found == pytest.approx({1: 0.03, 2: 0.06, 3: 0.06, 4: 0.02})
+    assert list(found) == [1, 2, 3, 4]
+
+
+def test_holm_is_bonferroni_over_all_subsets() -> None:
+    """Closed testing: a comparison's value is the largest of the Bonferroni tests of all sets that it is in."""
+    generator = np.random.default_rng(0)
+    for size in (1, 2, 5, 7):
+        values = dict(enumerate((generator.random(size) ** 3).tolist()))
+        values[size] = values[0]  # equal values
+        sets = list(chain.from_iterable(combinations(values, count) for count in range(1, len(values) + 1)))
+        expected = {
+            key: max(min(1.0, len(one) * min(values[k] for k in one)) for one in sets if key in one) for key in values
+        }
+        assert holm(values) == pytest.approx(expected, rel=1e-12)
+    assert holm({}) == {}
+
+
+def test_correlation_has_an_interval() -> None:
+    x = figures(1)
+    y = 0.6 * x + 0.8 * figures(2)
+    found = correlation_interval(x, y, samples=2000)
+    assert found is not None
+    assert found.mean == pytest.approx(np.corrcoef(x, y)[0, 1], rel=1e-9)
+    # Fisher's interval of 200 points.
+    expected = np.tanh(np.arctanh(found.mean) + np.array([-1, 1]) * 1.96 / np.sqrt(ITEMS - 3))
+    assert (found.low, found.high) == pytest.approx(expected, abs=0.03)
+    moved = correlation_interval(1e-3 * x + 7, -5 * y, samples=2000)
+    assert moved is not None
+    assert (moved.mean, moved.low, moved.high) == pytest.approx((-found.mean, -found.high, -found.low), abs=0.01)
+
+
+def test_seeds_of_an_arm_are_no_new_points_of_a_correlation() -> None:
+    arms = 8
+    x, y = figures(1, arms), figures(1, arms) + figures(2, arms)
+    alone = correlation_interval(x, y, samples=1000)
+    seeds = correlation_interval(np.repeat(x, 5), np.repeat(y, 5), np.repeat(np.arange(arms), 5), samples=1000)
+    ungrouped = correlation_interval(np.repeat(x, 5), np.repeat(y, 5), samples=1000)
+    assert alone is not None
+    assert seeds is not None
+    assert ungrouped is not None
+    assert (seeds.mean, seeds.low, seeds.high) == pytest.approx((alone.mean, alone.low, alone.high), rel=1e-6)
+    assert ungrouped.high - ungrouped.low < 0.7 * (seeds.high - seeds.low)
+
+
+def test_a_correlation_may_be_undefined() -> None:
+    assert correlation_interval(np.array([1.0, 2.0]), np.array([1.0, 2.0])) is None
+    assert correlation_interval(np.array([0.1, 0.1, 0.1]), np.array([1.0, 2.0, 3.0])) is None
+    assert correlation_interval(figures(1, 6), figures(2, 6), np.array([0, 0, 0, 1, 1, 1])) is None
+    three = correlation_interval(np.array([1.0, 2.0, 4.0]), np.array([1.0, 3.0, 2.0]), samples=200)
+    assert three is not None
+    assert -1 <= three.low <= three.mean <= three.high <= 1

@@ -51,7 +51,7 @@ def _put_meteor(monkeypatch: pytest.MonkeyPatch, meteor_scores: Callable[..., ob
 
 
 QUALITY = ["Bleu_1", "Bleu_2", "Bleu_3", "Bleu_4", "ROUGE_L", "CIDEr"]
-DIVERSITY = ["distinct", "novel", "vocabulary", "mean_length"]
+DIVERSITY = ["distinct", "novel", "vocabulary", "mean_length", "bad_endings"]
 
 
 def test_keys_and_values() -> None:
@@ -73,12 +73,16 @@ def test_keys_and_values() -> None:
     assert scores.corpus["novel"] == pytest.approx(2 / 3)
     assert scores.corpus["vocabulary"] == 11
     assert scores.corpus["mean_length"] == 4
+    assert scores.corpus["bad_endings"] == 0
+    cut = evaluate(REFERENCES, {**CANDIDATES, "two": "a red bus on a"}, metrics=WITHOUT_METEOR)
+    assert cut.corpus["bad_endings"] == pytest.approx(1 / 3)
 
 
 def test_all_that_can_be_computed(meteor: list[object], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(spice, "_folder", lambda: None)
     scores = evaluate(REFERENCES, CANDIDATES)
-    assert list(scores.corpus) == [*QUALITY[:4], "METEOR", *QUALITY[4:], "distinct", "vocabulary", "mean_length"]
+    figures = ["distinct", "vocabulary", "mean_length", "bad_endings"]
+    assert list(scores.corpus) == [*QUALITY[:4], "METEOR", *QUALITY[4:], *figures]
     assert scores.corpus["METEOR"] == 0.25
     assert scores.per_image["METEOR"] == {"three": 0.0, "one": 1.0, "two": 2.0}
     # It sees tokens, as the tool's METEOR does.

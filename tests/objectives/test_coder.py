@@ -14,6 +14,8 @@ from tellapart.data.batches import Batch, BatchSource
 from tellapart.errors import RecipeError
 from tellapart.objectives.base import Epoch, Progress, Roles
 from tellapart.objectives.coder import CoderObjective, CoderObjectiveSettings
+from tellapart.objectives.memory import KeyQueue
+from tellapart.objectives.prototypes import NO_CLUSTER, spherical_kmeans
 from tellapart.retrievers.coder import Coder
 
 MU, GAMMA, EPSILON = 0.1, 0.3, 0.1
@@ -34,10 +36,19 @@ def objective(concepts: int = 4, **settings: Any) -> CoderObjective:
     torch.manual_seed(2)
     made = CoderObjective(CoderObjectiveSettings(**settings), Roles(retriever(concepts)))
     if made.bank is not None:  # five of seven slots, two of them of images that batches hold
-        keys = functional.normalize(torch.randn(2, 5, made.bank.image_keys.shape[1]), dim=2)
-        made.bank.enqueue(keys[0], keys[1], torch.tensor([0, 1, 90, 91, 92]))
-    if made.prototypes is not None:
-        made.prototypes.cluster(torch.randn(9, made.prototypes.centres.shape[1]))
+        keys = functional.normalize(torch.randn(2, 5, made.bank.texts.keys.shape[1]), dim=2)
+        # An image of two captions enters once: the queues differ.
+        images = torch.tensor([0, 1, 90, 91, 92])
+        made.bank.enqueue(keys[0, :4], images[:4], keys[1], images[[0, 0, 1, 2, 3]])
+    made.prepare_for(source())
+    if made.prototypes is not None:  # every third pair has no cluster
+        pairs = torch.arange(len(made.prototypes.assigned))
+        random = torch.randn(2, len(pairs), made.prototypes.centres.shape[1])
+        made.prototypes.keep(
+            random[0, : len(made.prototypes.image_kept)], made.prototypes.image_of_pair.unique(), random[1], pairs
+        )
+        made.prototypes.cluster()
+        made.prototypes.assigned[::3] = NO_CLUSTER
     return made
 
 
@@ -75,11 +86,10 @@ def naive_losses(made: CoderObjective, batch: Batch) -> dict[str, torch.Tensor]:
     pairs = range(len(owner))
     losses: dict[str, torch.Tensor] = {}
     bank = made.bank
-    held = [] if bank is None else [s for s in range(bank.capacity) if bank.images[s] >= 0]
 
-    def negatives_of(number: int) -> list[int]:
-        assert bank is not None
-        return [slot for slot in held if int(bank.images[slot]) != number]
+    def negatives_of(number: int, queue: KeyQueue) -> list[torch.Tensor]:
+        images = queue.images.tolist()
+        return [queue.keys[slot] for slot in range(queue.capacity) if images[slot] >= 0 and images[slot] != number]
 
     for branch, name in ((0, "instance"), (1, "concept")):
         v, w = images[branch], texts[branch]
@@ -90,8 +100,8 @@ def naive_losses(made: CoderObjective, batch: Batch) -> dict[str, torch.Tensor]:
         if branch == 0 and bank is not None:
             own = [numbers[owner[p]] for p in pairs]
             rows_of_bank = (
-                [[v[owner[p]] @ bank.text_keys[s] for s in negatives_of(own[p])] for p in pairs],
-                [[w[p] @ bank.image_keys[s] for s in negatives_of(own[p])] for p in pairs],
+                [[v[owner[p]] @ key for key in negatives_of(own[p], bank.texts)] for p in pairs],
+                [[w[p] @ key for key in negatives_of(own[p], bank.images)] for p in pairs],
             )
             if made.settings.diversity_of_bank:
                 diversities = [
@@ -120,7 +130,9 @@ def naive_losses(made: CoderObjective, batch: Batch) -> dict[str, torch.Tensor]:
         for p in pairs:
             point = (images[0][owner[p]] + texts[0][p]).detach()
             cosines = [float(functional.cosine_similarity(point, centre, dim=0)) for centre in made.prototypes.centres]
-            label = cosines.index(max(cosines))
+            assert batch.places is not None
+            label = int(made.prototypes.assigned[batch.places[p]])
+            label = cosines.index(max(cosines)) if label == NO_CLUSTER else label
             for vector in (images[1][owner[p]], texts[1][p]):
                 total = total - torch.log_softmax(made.prototypes.classifier.weight @ vector, dim=0)[label]
         losses["prototypes"] = total / len(owner)
@@ -179,10 +191,11 @@ def test_the_triplet_loss_may_begin_with_all_negatives() -> None:
     assert begins(batch, Progress(2, 10))["instance"].sum.item() == expected
 
 
-def test_bank_entries_as_anchors_push_the_batch_away() -> None:
-    """Eq. 6 read literally adds l_DCL(B, V): the mean over the bank's entries of the pushing term."""
-    made = objective(concepts=0, bank=7)
-    literal = objective(concepts=0, bank=7, bank_anchors=True)
+@pytest.mark.parametrize("explicit", [False, True])
+def test_bank_entries_as_anchors_push_the_batch_away(explicit: bool) -> None:
+    """Eq. 6 read literally adds l_DCL(B, V): the mean over the bank's entries of the pushing term, with diversity."""
+    made = objective(concepts=0, bank=7, diversity_of_batch=explicit)
+    literal = objective(concepts=0, bank=7, diversity_of_batch=explicit, bank_anchors=True)
     batch = source().at(0)
     plain, more = (o(batch, Progress(0, 10))["memory"].sum.item() for o in (made, literal))
     model, bank = made.target, made.bank
@@ -191,11 +204,15 @@ def test_bank_entries_as_anchors_push_the_batch_away() -> None:
     texts = model.branches(model.embed_texts(batch.captions))[0]
     own = batch.image_numbers()[batch.pairs.image_row]
     pushed = 0.0
-    for keys, anchors in ((bank.text_keys, images), (bank.image_keys, texts)):
-        for slot in range(bank.filled):
-            others = [p for p in range(len(own)) if own[p] != bank.images[slot]]
-            inner = 1 + sum(math.exp((float(keys[slot] @ anchors[p].detach()) - GAMMA) / MU) for p in others)
-            pushed += MU * math.log(inner) / bank.filled
+    for queue, anchors in ((bank.texts, images), (bank.images, texts)):
+        rows = [
+            [queue.keys[slot] @ anchors[p].detach() for p in range(len(own)) if own[p] != queue.images[slot]]
+            for slot in range(queue.filled)
+        ]
+        diversities = naive_diversities(rows) if explicit else [1.0] * len(rows)
+        for row, diversity in zip(rows, diversities, strict=True):
+            inner = 1 + sum(math.exp((float(value) - GAMMA) / (MU * diversity)) for value in row)
+            pushed += MU * math.log(inner) / queue.filled
     assert more - plain == pytest.approx(len(own) * pushed, rel=1e-4)
 
 
@@ -203,21 +220,22 @@ def test_after_a_step_keys_are_enqueued_and_the_momentum_encoder_follows() -> No
     made = objective(concepts=0, bank=7, momentum=0.5)
     assert made.bank is not None
     assert made.momentum is not None
-    before = made.bank.image_keys.clone()
+    before = made.bank.texts.keys.clone()
     batch = source(2).at(0)
     made.eval()
     made(batch, Progress(0, 10))
     made.after_step()
-    assert torch.equal(made.bank.image_keys, before), "validation leaves no trace"
+    assert torch.equal(made.bank.texts.keys, before), "validation leaves no trace"
     made.train()
     made(batch, Progress(0, 10))
     with torch.no_grad():
         made.target.region.weight.add_(1.0)  # type: ignore[union-attr, operator]
     made.after_step()
-    pairs = len(batch.captions)
-    assert int(made.bank.enqueued) == 5 + pairs
-    slots = [(5 + pair) % 7 for pair in range(pairs)]
-    assert made.bank.images[slots].tolist() == batch.image_numbers()[batch.pairs.image_row].tolist()
+    numbers = batch.image_numbers()
+    for queue, had, added in ((made.bank.texts, 5, numbers[batch.pairs.image_row]), (made.bank.images, 4, numbers)):
+        assert int(queue.enqueued) == had + len(added), "an image enters once"
+        slots = [(had + place) % 7 for place in range(len(added))]
+        assert queue.images[slots].tolist() == added.tolist()
     apart = made.target.region.weight - made.momentum.encoder.region.weight  # type: ignore[union-attr, operator]
     torch.testing.assert_close(apart, torch.full_like(apart, 0.5))
 
@@ -230,22 +248,95 @@ def test_what_is_validated_has_no_entry_in_the_bank() -> None:
     for number in (0, 80):
         made = objective(bank=7, diversity_of_bank=True, bank_anchors=True).eval()
         assert made.bank is not None
-        made.bank.images[0] = number
+        made.bank.texts.images[0] = made.bank.images.images[0] = number
         values.append(made(batch, Progress(0, 10))["memory"].sum.item())
     assert values[0] == values[1]
 
 
-def test_an_epoch_clusters_every_pair_of_the_split() -> None:
-    made = objective(prototypes=3, cluster_every=2)
+def clustering(**settings: Any) -> tuple[CoderObjective, BatchSource]:
+    """An objective before its first step, with its batches."""
+    made = CoderObjective(CoderObjectiveSettings(prototypes=3, **settings), Roles(retriever()))
+    batches = source(2)
+    made.prepare_for(batches)
+    return made.train(), batches
+
+
+def train_epochs(made: CoderObjective, batches: BatchSource, epochs: int, steps: int = 100) -> list[bool]:
+    """Whether the pairs were clustered before each epoch, and at last."""
     assert made.prototypes is not None
-    seen: list[int] = []
-    real = made.prototypes.cluster
-    made.prototypes.cluster = lambda points, **options: (seen.append(len(points)), real(points, **options))[1]  # type: ignore[method-assign, func-returns-value, assignment]
-    batches = source()
-    for number in range(3):
-        made.epoch_start(Epoch(number, batches.epoch, batches.positives))
-    captions = sum(len(record.captions) for record in batches.records)
-    assert seen == [captions, captions]
+    clustered = []
+    for epoch in range(epochs):
+        before = made.prototypes.centres.clone()
+        made.eval()
+        made.epoch_start(Epoch(epoch, batches.epoch, batches.positives))
+        made.train()
+        clustered.append(not torch.equal(made.prototypes.centres, before))
+        for step in range(epoch * len(batches), (epoch + 1) * len(batches)):
+            loss = made(batches.at(step), Progress(step, steps))["prototypes"].sum
+            assert (loss.item() > 0) == bool(made.prototypes.clustered), "nothing to predict before"
+            with torch.no_grad():
+                made.target.region.weight.mul_(1.5)  # type: ignore[union-attr, operator]
+            made.after_step()
+    return clustered
+
+
+def test_the_first_clustering_is_after_the_first_epoch() -> None:
+    assert train_epochs(*clustering(cluster_every=1), 4) == [False, True, True, True]
+    assert train_epochs(*clustering(cluster_every=2), 5) == [False, True, False, True, False]
+
+
+def test_keys_of_the_steps_and_of_the_others_are_clustered() -> None:
+    """After an epoch of one caption an image, the other captions are embedded by the momentum encoder of that time."""
+    made = CoderObjective(CoderObjectiveSettings(prototypes=3, momentum=0.5), Roles(retriever()))
+    batches = BatchSource(*make_data(), "train", 2, captions_per_image=1)
+    made.prepare_for(batches)
+    made.train()
+    assert made.prototypes is not None
+    assert made.momentum is not None
+    encoder = made.momentum.encoder
+    keys: dict[int, torch.Tensor] = {}  # pair -> text key
+    image_keys: dict[int, torch.Tensor] = {}
+    for step in range(len(batches)):
+        batch = batches.at(step)
+        assert batch.places is not None
+        texts, images = encoder.embed_texts(batch.captions)[0], encoder.embed_images(batch.features[IDENTITY.name])[0]
+        keys.update(zip(batch.places.tolist(), texts.detach(), strict=True))
+        image_keys.update(zip(batch.image_numbers().tolist(), images.detach(), strict=True))
+        made(batch, Progress(step, 100))
+        with torch.no_grad():
+            made.target.region.weight.mul_(1.5)  # type: ignore[union-attr, operator]
+            made.target.sentence.weight_ih_l0.mul_(1.5)  # type: ignore[union-attr, operator]
+        made.after_step()
+    pairs = range(len(batches.pool.captions))
+    assert len(keys) < len(pairs)
+    for pair in pairs:
+        if pair not in keys:
+            keys[pair] = encoder.embed_texts([batches.pool.captions[pair]])[0][0].detach()
+    points = [image_keys[int(batches.pool.owner[pair])].half() + keys[pair].half() for pair in pairs]
+    made.eval()
+    made.epoch_start(Epoch(1, batches.epoch, batches.positives))
+    expected = spherical_kmeans(torch.stack(points), 3)
+    assert torch.equal(made.prototypes.assigned, expected.labels)
+    torch.testing.assert_close(made.prototypes.centres, expected.centres, atol=1e-3, rtol=1e-3)
+
+
+def test_clustering_each_so_many_updates() -> None:
+    made, batches = clustering(cluster_steps=2, cluster_embed=False)
+    assert made.prototypes is not None
+    assert not any(train_epochs(made, batches, 1))
+    assert int(made.prototypes.updates) == 3
+    assert made.prototypes.clustered, "after the second update"
+    seen = torch.cat([batches.at(step).places for step in range(2)])  # type: ignore[misc]
+    late = batches.at(2).places
+    assert late is not None
+    assert (made.prototypes.assigned[seen] != NO_CLUSTER).all()
+    assert (made.prototypes.assigned[late] != NO_CLUSTER).all(), "those of the third step joined the nearest"
+    whole, batches = clustering(cluster_steps=2)
+    assert whole.prototypes is not None
+    for step in range(2):
+        whole(batches.at(step), Progress(step, 2))
+        whole.after_step()
+    assert not whole.prototypes.clustered, "nothing follows the last step"
 
 
 def test_mistakes_are_reported() -> None:

@@ -9,36 +9,48 @@ import torch
 from torch import nn
 
 from tellapart.captioners.base import WordLogits
-from tellapart.objectives.memory import NO_IMAGE, MomentumBank, MomentumEncoder
+from tellapart.objectives.memory import NO_IMAGE, KeyQueue, MomentumBank, MomentumEncoder
 from tellapart.text import Vocabulary
 
 
 @pytest.mark.parametrize("sizes", [[3], [3, 3, 3], [2, 0, 5, 1, 4], [5, 5], [12], [3, 17, 2], [0]])
-def test_the_bank_equals_a_list(sizes: list[int]) -> None:
+def test_the_queue_equals_a_list(sizes: list[int]) -> None:
     """Ragged batches, wrap-around, a batch larger than the capacity."""
     generator = torch.Generator().manual_seed(len(sizes))
-    bank = MomentumBank(capacity=5, width=2)
-    slots: list[tuple[list[float], list[float], int]] = [([0.0, 0.0], [0.0, 0.0], NO_IMAGE)] * 5
+    queue = KeyQueue(capacity=5, width=2)
+    slots: list[tuple[list[float], int]] = [([0.0, 0.0], NO_IMAGE)] * 5
     place = 0
     for size in sizes:
-        image_keys, text_keys = torch.randn(2, size, 2, generator=generator)
+        keys = torch.randn(size, 2, generator=generator)
         images = torch.randint(0, 4, (size,), generator=generator)
-        bank.enqueue(image_keys, text_keys, images)
-        for one in zip(image_keys.tolist(), text_keys.tolist(), images.tolist(), strict=True):
+        queue.enqueue(keys, images)
+        for one in zip(keys.tolist(), images.tolist(), strict=True):
             slots[place % 5] = one
             place += 1
-        assert bank.image_keys.tolist() == [slot[0] for slot in slots]
-        assert bank.text_keys.tolist() == [slot[1] for slot in slots]
-        assert bank.images.tolist() == [slot[2] for slot in slots]
-        assert bank.pointer == place % 5
-        assert bank.filled == min(place, 5)
-        expected = [[slot[2] != NO_IMAGE and slot[2] != image for slot in slots] for image in range(5)]
-        assert bank.negatives(torch.arange(5)).tolist() == expected
+        assert queue.keys.tolist() == [slot[0] for slot in slots]
+        assert queue.images.tolist() == [slot[1] for slot in slots]
+        assert queue.pointer == place % 5
+        assert queue.filled == min(place, 5)
+        expected = [[slot[1] != NO_IMAGE and slot[1] != image for slot in slots] for image in range(5)]
+        assert queue.negatives(torch.arange(5)).tolist() == expected
+
+
+def test_the_bank_has_a_queue_for_images_and_one_for_texts() -> None:
+    bank = MomentumBank(4, 2)
+    bank.enqueue(torch.eye(2), torch.tensor([7, 8]), torch.ones(3, 2), torch.tensor([7, 7, 8]))
+    assert bank.images.images.tolist() == [7, 8, NO_IMAGE, NO_IMAGE]
+    assert bank.texts.images.tolist() == [7, 7, 8, NO_IMAGE]
+    assert bank.images.keys[:2].tolist() == torch.eye(2).tolist()
 
 
 def test_the_bank_resumes_bit_for_bit() -> None:
     generator = torch.Generator().manual_seed(0)
-    batches = [(*torch.randn(2, size, 3, generator=generator), torch.arange(size)) for size in (4, 3, 6, 1)]
+
+    def step(size: int) -> tuple[torch.Tensor, ...]:
+        texts = torch.randn(2 * size, 3, generator=generator), torch.arange(size).repeat_interleave(2)
+        return torch.randn(size, 3, generator=generator), torch.arange(size), *texts
+
+    batches = [step(size) for size in (4, 3, 6, 1)]
     whole = MomentumBank(7, 3)
     for batch in batches:
         whole.enqueue(*batch)
@@ -49,25 +61,25 @@ def test_the_bank_resumes_bit_for_bit() -> None:
     after.load_state_dict(copy.deepcopy(before.state_dict()))
     for batch in batches[2:]:
         after.enqueue(*batch)
-    assert set(whole.state_dict()) == {"image_keys", "text_keys", "images", "enqueued"}
+    names = {f"{queue}.{part}" for queue in ("images", "texts") for part in ("keys", "images", "enqueued")}
+    assert set(whole.state_dict()) == names
     for name, value in whole.state_dict().items():
         assert torch.equal(after.state_dict()[name], value)
 
 
 def test_keys_are_stored_without_gradient_and_in_float32() -> None:
-    bank = MomentumBank(3, 2)
-    keys = torch.ones(2, 2, dtype=torch.bfloat16, requires_grad=True)
-    bank.enqueue(keys, keys, torch.tensor([0, 1]))
-    assert bank.image_keys.dtype == torch.float32
-    assert not bank.image_keys.requires_grad
+    queue = KeyQueue(3, 2)
+    queue.enqueue(torch.ones(2, 2, dtype=torch.bfloat16, requires_grad=True), torch.tensor([0, 1]))
+    assert queue.keys.dtype == torch.float32
+    assert not queue.keys.requires_grad
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    bank = MomentumBank(3, 2)
-    with pytest.raises(ValueError, match=r"2 pairs of width 2 .* \[3, 2\]"):
-        bank.enqueue(torch.zeros(2, 2), torch.zeros(3, 2), torch.tensor([0, 1]))
+    queue = KeyQueue(3, 2)
+    with pytest.raises(ValueError, match=r"2 keys of width 2 .* \[3, 2\]"):
+        queue.enqueue(torch.zeros(3, 2), torch.tensor([0, 1]))
     with pytest.raises(ValueError, match="image numbers must be at least 0"):
-        bank.enqueue(torch.zeros(1, 2), torch.zeros(1, 2), torch.tensor([-1]))
+        queue.enqueue(torch.zeros(1, 2), torch.tensor([-1]))
     with pytest.raises(ValueError, match="at least 1"):
         MomentumBank(0, 2)
 

@@ -10,7 +10,13 @@ import torch
 from torch.nn import functional
 
 from tellapart.errors import RecipeError
-from tellapart.objectives.prototypes import Prototypes, nearest_centres, prototype_loss, spherical_kmeans
+from tellapart.objectives.prototypes import (
+    NO_CLUSTER,
+    Prototypes,
+    nearest_centres,
+    prototype_loss,
+    spherical_kmeans,
+)
 
 
 def naive_kmeans(points: torch.Tensor, centres: torch.Tensor, iterations: int) -> tuple[torch.Tensor, list[int]]:
@@ -159,14 +165,68 @@ def test_half_precision_logits_are_compared_in_float32() -> None:
     assert prototype_loss(torch.zeros(1, 4), torch.zeros(1, 4), labels[:1]).item() == pytest.approx(2 * math.log(4))
 
 
-def test_centres_are_kept_and_come_back() -> None:
-    points = draw(50)
-    prototypes = Prototypes(5, instance_width=4, concept_width=3)
-    first = prototypes.cluster(points, iterations=1)
-    assert torch.equal(prototypes.centres, first.centres)
-    again = Prototypes(5, instance_width=4, concept_width=3)
-    again.load_state_dict(prototypes.state_dict())
-    one, other = prototypes.cluster(points), again.cluster(points)
+def test_centres_of_a_sample_serve_all_points() -> None:
+    """Three bundles of 40: nine points find them, and all points join them."""
+    bundles = torch.eye(4)[:3].repeat_interleave(40, dim=0) + 0.1 * draw(120)
+    some = spherical_kmeans(bundles, 3, centres=torch.eye(4)[[2, 0, 1]], points_per_cluster=3)
+    whole = spherical_kmeans(bundles, 3, centres=torch.eye(4)[[2, 0, 1]])
+    assert torch.equal(some.labels, whole.labels)
+    assert not torch.equal(some.centres, whole.centres), "the sample decided"
+    assert torch.equal(
+        some.centres, spherical_kmeans(bundles, 3, torch.eye(4)[[2, 0, 1]], points_per_cluster=3).centres
+    )
+
+
+def test_half_precision_points_are_compared_in_float32() -> None:
+    points = draw(40).half()
+    start = draw(5, seed=1)
+    one, other = spherical_kmeans(points, 5, start), spherical_kmeans(points.float(), 5, start)
+    assert torch.equal(one.labels, other.labels)
     assert torch.equal(one.centres, other.centres)
-    assert torch.equal(one.centres, spherical_kmeans(points, 5, first.centres).centres)
-    assert torch.equal(prototypes.labels(points), one.labels)
+
+
+def filled(pairs: int = 50, width: int = 4) -> tuple[Prototypes, torch.Tensor, torch.Tensor]:
+    """Prototypes with the keys of all pairs, two for each image."""
+    prototypes = Prototypes(5, instance_width=width, concept_width=3)
+    owner = torch.arange(pairs) // 2
+    prototypes.make_room(owner)
+    images, texts = draw(pairs // 2, width, seed=1), draw(pairs, width, seed=2)
+    prototypes.keep(images, torch.arange(len(images)), texts, torch.arange(pairs))
+    return prototypes, images, texts
+
+
+def test_pairs_are_clustered_by_the_sum_of_their_keys_and_keep_their_labels() -> None:
+    prototypes, images, texts = filled()
+    sums = torch.stack([images[pair // 2].half() + texts[pair].half() for pair in range(50)])
+    found = prototypes.cluster()
+    expected = spherical_kmeans(sums, 5)
+    assert torch.equal(prototypes.centres, expected.centres)
+    assert torch.equal(prototypes.assigned, expected.labels)
+    assert torch.equal(found.labels, expected.labels)
+    assert prototypes.clustered
+    assert not prototypes.text_kept.any(), "keys serve one clustering"
+    prototypes.keep(draw(25, seed=5), torch.arange(25), draw(50, seed=6), torch.arange(50))
+    assert torch.equal(prototypes.assigned, expected.labels), "a moving key does not change the label"
+
+
+def test_only_pairs_with_both_keys_are_clustered() -> None:
+    prototypes, images, texts = filled()
+    prototypes.forget()
+    prototypes.keep(images[:20], torch.arange(20), texts[:30], torch.arange(30))
+    prototypes.cluster()
+    assert (prototypes.assigned[:30] >= 0).all()
+    assert (prototypes.assigned[30:] == NO_CLUSTER).all()
+
+
+def test_clusters_and_keys_come_back() -> None:
+    one, images, texts = filled()
+    one.cluster()
+    one.keep(images[3:9] + 1, torch.arange(3, 9), texts[:20] - 1, torch.arange(20))
+    again, _, _ = filled()
+    again.forget()
+    again.load_state_dict(one.state_dict())
+    for prototypes in (one, again):
+        prototypes.keep(images, torch.arange(25), texts[20:], torch.arange(20, 50))
+        prototypes.cluster()
+    for name, value in one.state_dict().items():
+        assert torch.equal(again.state_dict()[name], value), name

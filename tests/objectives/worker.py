@@ -20,11 +20,25 @@ from support.shapes_worker import train_for_gradients, train_straight_and_resume
 from support.tiny import make_objective, names
 from tellapart import registry
 
+REWARDS = {"cider": 1.0, "cider_between": 0.5, "similarity": 2.0, "margin": 1.5, "own_likelihood": 0.25}
+MIXED = {"specificity": {"loss": "dp"}, "likelihood": {"weight": 0.5}, "self-critical": {"samples": 2}}
 LITERALLY = {"bank_anchors": True, "positive_weight": 0.1, "concept_twice": True}
 # What is trained -> arguments of `make_objective`: every registered objective, and more settings of some.
 CASES: dict[str, dict[str, Any]] = {
     **{name: {"name": name} for name in names("objective")},
+    "contrastive-images": {"name": "contrastive", "contrast": "images"},
+    "pairwise-both": {"name": "contrastive-pairwise", "contrast": "both"},
+    "self-critical-greedy": {"name": "self-critical", "reward": REWARDS, "others": 2, "baseline": "greedy"},
+    "specificity-gumbel": {
+        "name": "specificity",
+        "loss": "cdp",
+        "decoding": "gumbel",
+        "fluency": True,
+        "update": "lstm",
+    },
+    "specificity-composed": {"name": "composed", "parts": MIXED},
     "coder-literally": {"name": "coder", **LITERALLY, "diversity_of_bank": False, "prototypes": 0},
+    "coder-in-steps": {"name": "coder", "cluster_steps": 2, "cluster_embed": False},
     "triplet": {"name": "coder", "loss": "triplet", "bank": 0, "diversity_of_bank": False, "prototypes": 0},
 }
 # Its momentum encoder shares the frozen transformer.

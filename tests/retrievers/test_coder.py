@@ -11,6 +11,7 @@ from torch.nn import functional
 from support.naive_coder import naive_branches
 from support.tiny import IDENTITY, make_retriever
 from tellapart.data.settings import DataSettings
+from tellapart.errors import RunError
 from tellapart.retrievers.base import load_retriever
 from tellapart.retrievers.coder import Coder, CoderSettings
 from tellapart.retrievers.pooling import drop_regions
@@ -19,15 +20,14 @@ CAPTIONS = ["a red house", "two", "a blue car near a tree"]
 
 
 @pytest.mark.parametrize("pooling", ["gpo", "mean", "max"])
-@pytest.mark.parametrize("concepts", [0, 4])
+@pytest.mark.parametrize(("concepts", "literal"), [(0, False), (4, False), (4, True)])
 @torch.no_grad()
-def test_embeddings_follow_the_equations(pooling: str, concepts: int, features: torch.Tensor) -> None:
-    model: Coder = make_retriever(seed=4, name="coder", pooling=pooling, concepts=concepts)
+def test_embeddings_follow_the_equations(pooling: str, concepts: int, literal: bool, features: torch.Tensor) -> None:
+    model: Coder = make_retriever(seed=4, name="coder", pooling=pooling, concepts=concepts, literal_concepts=literal)
     images, texts = model.embed_images(features), model.embed_texts(CAPTIONS)
     for row in range(len(features)):
         normal = functional.layer_norm(features[row], (IDENTITY.width,), model.normalise.weight, model.normalise.bias)
-        regions = model.region(normal) + model.detail(normal)
-        for branch, expected in enumerate(naive_branches(model, regions, "regions")):
+        for branch, expected in enumerate(naive_branches(model, normal, "regions")):
             torch.testing.assert_close(images[branch][row], expected, atol=1e-5, rtol=1e-4)
     for row, caption in enumerate(CAPTIONS):
         ids = model.vocabulary.encode(caption)[:-1]
@@ -85,3 +85,45 @@ def test_word_vectors_are_where_words_and_concepts_begin(tmp_path: Path) -> None
     assert made.word.weight[row].tolist() == [1, 2, 3]
     assert made.graph.vectors.tolist() == [[2, 2, 2]]
     assert Coder.files(settings) == {"retriever.word_vectors": path}
+
+
+def test_without_a_file_concepts_begin_with_vectors_from_the_captions() -> None:
+    pytest.importorskip("HanTa", reason="needs the extra 'concepts'")
+    captions = ["a red dog runs", "a red cat runs", "a blue dog runs", "a blue cat runs", "a tree near a house"] * 3
+    data = DataSettings(source="scenes", min_count=1)
+    made = {}
+    for vectors in ("none", "concepts", "words"):
+        torch.manual_seed(0)
+        settings = CoderSettings(width=8, words=6, concepts=7, caption_vectors=vectors)
+        made[vectors] = Coder.make(settings, captions, data, IDENTITY)
+    names = [concept.name for concept in made["words"].concepts]
+    dog, cat, tree = (made["concepts"].graph.vectors[names.index(name)] for name in ("dog", "cat", "tree"))
+    assert functional.cosine_similarity(dog, cat, dim=0) > functional.cosine_similarity(dog, tree, dim=0) + 0.2
+    assert torch.equal(made["none"].word.weight, made["concepts"].word.weight), "only the concepts"
+    assert torch.equal(made["words"].graph.vectors, made["concepts"].graph.vectors)
+    row = made["words"].vocabulary.tokens.index("dog")
+    assert torch.equal(made["words"].word.weight[row], dog)
+    assert not torch.equal(made["none"].graph.vectors, made["concepts"].graph.vectors)
+
+
+def test_branches_share_no_projection(features: torch.Tensor) -> None:
+    """A change of one branch's layers changes that branch alone."""
+    for part, branch in (("region", 0), ("detail.0", 0), ("concept_region", 1), ("concept_detail.2", 1)):
+        model: Coder = make_retriever(seed=4, name="coder")
+        before = model.embed_images(features)
+        with torch.no_grad():
+            model.get_submodule(part).weight.add_(torch.randn_like(model.get_submodule(part).weight))
+        after = model.embed_images(features)
+        assert [torch.equal(one, other) for one, other in zip(before, after, strict=True)] == [branch == 1, branch == 0]
+
+
+def test_a_folder_without_the_projections_of_concepts_is_refused(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    model: Coder = make_retriever(seed=4, name="coder")
+    model.save_pretrained(tmp_path / "model")
+    weights = load_file(tmp_path / "model" / "model.safetensors")
+    older = {name: value for name, value in weights.items() if not name.startswith("concept_")}
+    save_file(older, tmp_path / "model" / "model.safetensors")
+    with pytest.raises(RunError, match=r"the weights do not fit these settings .*concept_region"):
+        load_retriever(tmp_path / "model")

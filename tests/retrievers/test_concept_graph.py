@@ -69,10 +69,11 @@ def test_neighbours_weigh_a_quarter_together() -> None:
     torch.testing.assert_close(plain.diagonal(), torch.full((6,), 0.8))
 
 
-def test_the_graph_equals_the_naive_loop_in_value_and_gradient() -> None:
+@pytest.mark.parametrize("centred", [True, False])
+def test_the_graph_equals_the_naive_loop_in_value_and_gradient(centred: bool) -> None:
     torch.manual_seed(0)
     adjacency = concept_adjacency(conditional_probabilities(mentions(30, 6), 6))
-    graph = ConceptGraph(adjacency, width=5, hidden=4, vector_width=3)
+    graph = ConceptGraph(adjacency, width=5, hidden=4, vector_width=3, centred=centred)
     found = graph()
 
     def layer(rows: list[torch.Tensor], weight: torch.Tensor) -> list[torch.Tensor]:
@@ -81,7 +82,9 @@ def test_the_graph_equals_the_naive_loop_in_value_and_gradient() -> None:
         ]
 
     hidden = [torch.where(row > 0, row, 0.2 * row) for row in layer(list(graph.vectors), graph.first.weight)]
-    expected = torch.stack([row / row.norm() for row in layer(hidden, graph.second.weight)])
+    rows = layer(hidden, graph.second.weight)
+    common = sum(rows, torch.zeros(5)) / 6 if centred else torch.zeros(5)
+    expected = torch.stack([(row - common) / (row - common).norm() for row in rows])
     torch.testing.assert_close(found, expected)
     inputs, weights = list(graph.parameters()), torch.randn(6, 5)
     assert len(inputs) == 3
@@ -110,11 +113,12 @@ def test_word_vectors_are_where_training_starts_and_the_adjacency_is_saved() -> 
         ConceptGraph(torch.eye(4), width=5, vectors=vectors[:3])
 
 
+@pytest.mark.parametrize("bounded", [True, False])
 @pytest.mark.parametrize("rows", [0, 1, 4])
-def test_the_query_equals_the_naive_loop_in_value_and_gradient(rows: int) -> None:
+def test_the_query_equals_the_naive_loop_in_value_and_gradient(rows: int, bounded: bool) -> None:
     """Eq. 2."""
     torch.manual_seed(rows)
-    query = ConceptQuery(width=5, smoothness=10.0)
+    query = ConceptQuery(width=5, smoothness=10.0, bounded=bounded)
     queries, concepts = torch.randn(rows, 5, requires_grad=True), torch.randn(7, 5, requires_grad=True)
     found = query(queries, concepts)
     assert found.shape == (rows, 5)
@@ -122,7 +126,9 @@ def test_the_query_equals_the_naive_loop_in_value_and_gradient(rows: int) -> Non
         return
     values = []
     for row in range(rows):
-        scores = torch.stack([10.0 * queries[row] @ query.weight @ concepts[i] for i in range(7)])
+        asked = queries[row] @ query.weight
+        asked = asked / asked.norm() if bounded else asked
+        scores = torch.stack([10.0 * asked @ concepts[i] for i in range(7)])
         attention = (scores - scores.max()).exp() / (scores - scores.max()).exp().sum()
         values.append(sum((attention[i] * concepts[i] for i in range(7)), torch.zeros(5)))
     expected = torch.stack(values)

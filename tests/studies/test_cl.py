@@ -12,7 +12,7 @@ from PIL import Image
 
 from tellapart.errors import RecipeError
 from tellapart.files import read_json, read_jsonl
-from tellapart.metrics import paired_bootstrap
+from tellapart.metrics import paired_bootstraps_over_seeds
 from tellapart.models import model_digest
 from tellapart.recipe import BUDGETS, read_recipe, recipes_folder
 from tellapart.run import Run
@@ -75,21 +75,35 @@ def test_each_row_is_trained_from_its_start_and_roles(table5: Result) -> None:
     assert crossed.captioner["dropout"] == 0
 
 
-def test_figures_are_means_over_seeds_and_differences_are_paired_over_images(table5: Result) -> None:
+def test_figures_are_means_over_seeds_and_differences_are_resampled_over_seeds_and_images(table5: Result) -> None:
     row, control = table5.row("adaptive-cl"), table5.row("adaptive-continued")
     assert row.arm.control == "adaptive-continued"
     per_image = {}
     for of in (row, control):
         files = [read_jsonl(one.run.folder / "per_image-val.jsonl") for one in of.seeds]
-        per_image[of.arm.key] = np.mean([[line["CIDEr"] for line in lines] for lines in files], axis=0)
+        per_image[of.arm.key] = [
+            {
+                "CIDEr": np.array([line["CIDEr"] for line in lines]),
+                "self_retrieval_R@1": np.array([line["rank"] == 1 for line in lines]),
+                "under_judge_R@1": np.array([line["rank_under_judge"] == 1 for line in lines]),
+            }
+            for lines in files
+        ]
         expected = [read_json(one.run.folder / "scores-val.json")["corpus"]["CIDEr"] for one in of.seeds]
         assert of.mean("CIDEr") == pytest.approx(np.mean(expected))
         assert of.deviation("CIDEr") == pytest.approx(np.std(expected, ddof=1))
-    found = table5.differences["adaptive-cl"]["CIDEr"]
     records = row.seeds[0].run.data.dataset.split("val")
     families = np.unique([record.family or record.id for record in records], return_inverse=True)[1]
-    expected_difference = paired_bootstrap(per_image["adaptive-continued"], per_image["adaptive-cl"], groups=families)
-    assert found == expected_difference
+    differences = paired_bootstraps_over_seeds(
+        per_image["adaptive-continued"], per_image["adaptive-cl"], groups=families
+    )
+    for figure, expected_difference in differences.items():
+        found = table5.differences["adaptive-cl"][figure]
+        assert found.resampled == "seeds and images"
+        assert (found.difference, found.low, found.high) == pytest.approx(
+            (expected_difference.difference, expected_difference.low, expected_difference.high), rel=1e-6, abs=1e-9
+        )
+        assert found.p_value == pytest.approx(expected_difference.p_value, abs=1e-3)
 
 
 def test_the_judge_is_the_mle_model_that_training_started_from(table5: Result) -> None:
@@ -135,7 +149,7 @@ def test_an_interrupted_study_continues(studying: Studying, tmp_path: Path, monk
         studying("cl-table1", runs=tmp_path / "runs")
     assert len(list((tmp_path / "runs").iterdir())) == 2
     continued, whole = studying("cl-table1", runs=tmp_path / "runs"), studying("cl-table1")
-    assert len(list((tmp_path / "runs").iterdir())) == len(continued.rows)
+    assert len(list((tmp_path / "runs").iterdir())) == len(continued.rows) + 1  # and the listener
     for one, other in zip(whole.rows, continued.rows, strict=True):
         assert [seed.figures for seed in one.seeds] == [seed.figures for seed in other.seeds]
 
@@ -197,6 +211,6 @@ def test_errors(studying: Studying) -> None:
 
 def test_arms_are_trained_after_those_they_need() -> None:
     arms = [Arm("b", "", "r", start="a", rate_of="c"), Arm("c", "", "r", start="a"), Arm("a", "", "r")]
-    assert [arm.key for arm in in_training_order(arms)] == ["a", "c", "b"]
+    assert [[arm.key for arm in level] for level in in_training_order(arms)] == [["a"], ["c"], ["b"]]
     with pytest.raises(RecipeError, match="depend on each other: a"):
         in_training_order([Arm("a", "", "r", start="a")])

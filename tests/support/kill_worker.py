@@ -36,11 +36,18 @@ def live(run: Path, saves: int, slow: bool) -> None:
     train(make("momentum-bank", dropout=0.3), run, steps=saves, validate_every=1, keep_last=3)
 
 
+def _last_step(run: Path) -> int:
+    """The step of the last checkpoint; 0 without one."""
+    return int(checkpoint_path(run, "last").name.removeprefix("step-")) if has_checkpoint(run) else 0
+
+
 def main(run: Path, saves: int, seed: int) -> None:
     torch.set_num_threads(1)
     chance = random.Random(seed)
     deaths = torn = 0
+    longer = 1.0
     while True:
+        before = _last_step(run)
         child = os.fork()
         if child == 0:
             try:
@@ -48,7 +55,7 @@ def main(run: Path, saves: int, seed: int) -> None:
             except BaseException:
                 os._exit(1)
             os._exit(0)
-        time.sleep(chance.uniform(0.05, 0.35))
+        time.sleep(longer * chance.uniform(0.05, 0.35))
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
         if os.WIFEXITED(status):
@@ -61,6 +68,8 @@ def main(run: Path, saves: int, seed: int) -> None:
             assert load_trainer_state(folder)["step"] == int(folder.name.removeprefix("step-"))
         if has_checkpoint(run):
             assert checkpoint_path(run, "last").is_dir()
+        # On a busy machine a life may be too short for a step.
+        longer = 1.0 if _last_step(run) > before else 1.2 * longer
     left = [path.name for path in (run / "checkpoints").iterdir() if path.name.startswith(".tellapart-")]
     assert not left, left
     print(f"deaths {deaths}, in the middle of a checkpoint {torn}")

@@ -22,15 +22,22 @@ def naive_pool(model: TwoBranches, items: torch.Tensor, branch: int, of: str) ->
     return pooled
 
 
-def naive_branches(model: TwoBranches, items: torch.Tensor, of: str) -> list[torch.Tensor]:
+def naive_branches(model: TwoBranches, states: torch.Tensor, of: str) -> list[torch.Tensor]:
+    """The branches of an image from its normalised regions, or of a caption from the states of its words."""
+    items = model.region(states) + model.detail(states) if of == "regions" else states
     instance = naive_pool(model, items, 0, of)
     found = [instance / instance.norm()]
     if model.concepts:
-        query = naive_pool(model, items, 1, of)
+        by_region = of == "regions"
+        own = model.concept_region(states) + model.concept_detail(states) if by_region else model.concept_words(states)
+        query = naive_pool(model, own, 1, of)
         query = query / query.norm()
         asked = model.ask_image if of == "regions" else model.ask_text
         concepts = model.graph()
-        logits = [model.settings.smoothness * float(query @ asked.weight @ concept) for concept in concepts]
+        question = query @ asked.weight
+        if not model.settings.literal_concepts:
+            question = question / question.norm()
+        logits = [model.settings.smoothness * float(question @ concept) for concept in concepts]
         weights = torch.tensor(logits).softmax(dim=0)
         mixed = sum((w * concept for w, concept in zip(weights, concepts, strict=True)), torch.zeros(concepts.shape[1]))
         found.append(mixed / mixed.norm())

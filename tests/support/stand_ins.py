@@ -16,6 +16,7 @@ from tellapart.data.batches import Batch, Kind
 from tellapart.objectives.base import Epoch, Frozen, Objective, Progress, Roles, Total, pair_log_prob
 from tellapart.objectives.composed import Composed, ComposedSettings
 from tellapart.objectives.contrastive import Contrastive, ContrastiveSettings
+from tellapart.objectives.likelihood import Likelihood, LikelihoodSettings
 from tellapart.text import PAD, SPECIALS, START
 
 VOCABULARY = len(WORDS) + len(SPECIALS)
@@ -186,6 +187,11 @@ def _composed(target: Captioner) -> Objective:
     return Composed(ComposedSettings(parts=parts), Roles(target, reference=make_captioner(seed=2)))
 
 
+def _own_words(target: Captioner) -> Objective:
+    settings = LikelihoodSettings(label_smoothing=0.1, sampling_start=0.4, sampling_end=0.6)
+    return Likelihood(settings, Roles(target))
+
+
 SHAPES: dict[str, Callable[[Captioner], Objective]] = {
     "two-phases": Adversarial,
     "momentum-bank": MomentumBank,
@@ -195,6 +201,7 @@ SHAPES: dict[str, Callable[[Captioner], Objective]] = {
     "straight-through": StraightThrough,
     "composed": _composed,
     "per-token": PerToken,
+    "own-words": _own_words,
 }
 
 

@@ -43,6 +43,8 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "contrastive-difference": {"negatives": 2},
     "introspective": {"weight": 2.0},
     "adversarial": {"noise": 4, "width": 6, "negatives": 2, "rollouts": 2, "evaluator_warmup_steps": 2},
+    "self-critical": {"samples": 3},
+    "specificity": {"loss": "ccos", "top": 0.5},
     "ranking-hinge": {"negatives": 3},
     "coder": {"bank": 9, "diversity_of_bank": True, "prototypes": 3},
     "composed": {"parts": {"likelihood": {"weight": 0.5}, "contrastive": {"negatives": 2}}},

@@ -61,7 +61,10 @@ class Captioner(Model):
 
     @abstractmethod
     def hidden(self, memory: Any, tokens: torch.Tensor, image_of_row: torch.Tensor) -> torch.Tensor:
-        """Teacher-forced hidden states `[real tokens, width]`, row by row, without padding; the input of `output`."""
+        """Teacher-forced hidden states `[real tokens, width]`, row by row, without padding; the input of `output`.
+
+        The state of a token depends on the tokens before it, not on the token itself.
+        """
 
     @abstractmethod
     def output(self, hidden: torch.Tensor) -> torch.Tensor:

@@ -17,8 +17,14 @@ import numpy as np
 import torch
 
 from tellapart.data.features import FeatureStore
-from tellapart.data.negatives import CaptionPool, HardNegatives, from_ranked_captions, from_similar_images
-from tellapart.data.neighbours import nearest_images
+from tellapart.data.negatives import (
+    CaptionPool,
+    HardNegatives,
+    from_ranked_captions,
+    from_similar_images,
+    number_of_similar,
+)
+from tellapart.data.neighbours import nearest_in_store
 from tellapart.data.records import Dataset, Record
 from tellapart.data.settings import NegativeSettings
 from tellapart.errors import DataError
@@ -27,19 +33,24 @@ T = TypeVar("T")
 
 
 class Kind(enum.IntEnum):
-    """The kind of a pair of image and caption."""
+    """The kind of a pair of image and caption.
+
+    A true pair (c, I); another caption for the image, (c', I); the caption with the image's distractor; the caption
+    with another image, (c, I').
+    """
 
     POSITIVE = 0
     NEGATIVE = 1
     DISTRACTOR = 2
+    IMAGE_NEGATIVE = 3
 
 
 @dataclass(frozen=True)
 class Pairs:
     """Which caption is scored against which image.
 
-    Pairs of one kind are contiguous. Negatives follow the order of the positives, K for each, so that their scores
-    viewed as `[P, K]` line up with the scores of the positives `[P]`.
+    Pairs of one kind are contiguous. Negatives of either kind follow the order of the positives, K for each, so that
+    their scores viewed as `[P, K]` line up with the scores of the positives `[P]`.
     """
 
     image_row: torch.Tensor
@@ -62,8 +73,8 @@ class Batch:
     """One step's data.
 
     Attributes:
-        ids: image ids, one per image row.
-        features: encoder name -> region features `[images, regions, width]`.
+        ids: ids of this share's images, the first image rows.
+        features: encoder name -> region features `[images + others, regions, width]`.
         captions: caption strings; each model tokenises them itself.
         pairs: which caption is scored against which image.
         first: position of this share's first image in the step's whole batch.
@@ -71,6 +82,7 @@ class Batch:
         noise_seed: seed of `uniform` and `generator`.
         source: the split it comes from; `None` for a batch made by hand.
         places: position of each caption among all captions of the split.
+        others: ids of further image rows, which image negatives refer to.
     """
 
     ids: list[str]
@@ -82,6 +94,7 @@ class Batch:
     noise_seed: tuple[int, ...] = (0,)
     source: BatchSource | None = field(default=None, repr=False)
     places: torch.Tensor | None = field(default=None, repr=False)
+    others: list[str] = field(default_factory=list)
     _memo: dict[Hashable, Any] = field(default_factory=dict, repr=False)
 
     def once(self, key: Hashable, compute: Callable[[], T]) -> T:
@@ -112,7 +125,7 @@ class Batch:
         return torch.Generator().manual_seed(int(seed[0] >> np.uint64(1)))
 
     def image_numbers(self) -> torch.Tensor:
-        """Positions of the images in the split, `[images]`; banks identify images by them across steps."""
+        """Positions of this share's images in the split, `[images]`; banks identify images by them across steps."""
         device = self.pairs.kind.device
         if self.source is None:
             return torch.arange(len(self.ids), device=device)
@@ -150,6 +163,11 @@ class BatchSource:
         likely_captions: `[images, candidates]`, captions of other images that a retriever ranks high for each image;
             hard negatives are drawn from them. By default they are drawn from the captions of similar images.
         more_stores: features of the same images by other encoders, for frozen models that need them.
+        image_negatives: K other images per positive (0 for none). They are drawn from the images of the step's whole
+            batch, whose features are at hand; a short last batch is filled up for this with images of the split. Hard
+            ones come from the whole split. A share also holds the features of those that are not its own.
+        captioned_only: leave out images without captions. Others have no pairs.
+        most: use only so many images, the first of the split; by default all.
     """
 
     def __init__(
@@ -168,31 +186,46 @@ class BatchSource:
         parts: int = 1,
         likely_captions: np.ndarray | None = None,
         more_stores: Sequence[FeatureStore] = (),
+        image_negatives: int = 0,
+        captioned_only: bool = True,
+        most: int | None = None,
     ) -> None:
-        self.records: list[Record] = [r for r in dataset.split(split) if r.captions]
+        self.records: list[Record] = [r for r in dataset.split(split) if r.captions or not captioned_only][:most]
         self.rows = [dataset.row(record.id) for record in self.records]
         self.store = store
         self.stores = [store, *more_stores]
         self.images_per_batch = images_per_batch
         self.captions_per_image = captions_per_image
         self.negatives = negatives
+        self.image_negatives = image_negatives
         self.bucket_batches = bucket_batches
         self.seed = seed
         self.rank = rank
         self.world = world
         self.parts = parts
         self.pool = CaptionPool([record.captions for record in self.records])
-        if negatives and len(self.records) < 2:
+        if (negatives or image_negatives) and len(self.records) < 2:
             raise DataError(f"the split '{split}' has one captioned image; negatives need two")
-        self.hard: HardNegatives | None = None
-        if negatives and negative_settings is not None and negative_settings.hard > 0:
-            choose = (
-                from_similar_images(self.pool, store.pooled(self.rows), negative_settings.top)
-                if likely_captions is None
-                else from_ranked_captions(likely_captions)
+        if negatives and (without := np.flatnonzero(self.pool.allowed() == 0)).size:
+            raise DataError(
+                f"the split '{split}': all captions are word for word captions of the image "
+                f"'{self.records[without[0]].id}', so it has no negatives; add images or captions"
             )
+        if image_negatives and (everywhere := self.pool.of_all_images()).size:
+            raise DataError(
+                f"the split '{split}': every image has the caption '{self.pool.captions[everywhere[0]]}', so no other "
+                "image can be drawn for it; add images or captions"
+            )
+        self.hard: HardNegatives | None = None
+        if (negatives or image_negatives) and negative_settings is not None and negative_settings.hard > 0:
+            if likely_captions is None:
+                similar = number_of_similar(len(self.rows), negative_settings.top)
+                choose = from_similar_images(self.pool, nearest_in_store(store, self.rows, similar))
+            else:
+                choose = from_ranked_captions(likely_captions)
             self.hard = HardNegatives(self.pool, choose, negative_settings)
         self._memo: dict[Hashable, Any] = {}
+        self._kept_order = (-1, np.empty(0, np.int64))
 
     def __len__(self) -> int:
         """Number of steps in an epoch."""
@@ -204,13 +237,13 @@ class BatchSource:
         With more processes than images, some shares are empty.
         """
         epoch, position = divmod(step, len(self))
-        order = self._order(epoch) if shuffle else np.arange(len(self.records))
-        chosen = order[position * self.images_per_batch : (position + 1) * self.images_per_batch]
-        rng = np.random.default_rng([self.seed, 1, epoch, position])
+        start = position * self.images_per_batch
+        end = min(start + self.images_per_batch, len(self.records))
+        chosen = self._order(epoch)[start:end] if shuffle else np.arange(start, end)
         shares = np.array_split(np.arange(len(chosen)), self.parts * self.world)
         # By part, then by rank: shares gathered in this order give the whole batch in its order.
         share = shares[part * self.world + self.rank]
-        return self._batch(chosen, share, rng, epoch + position / len(self), (self.seed, 2, epoch, position))
+        return self._batch(chosen, share, epoch, position)
 
     def epoch(self, shuffle: bool = False) -> Iterator[Batch]:
         """One pass over the split, by default in record order (for validation)."""
@@ -225,10 +258,13 @@ class BatchSource:
         """
         for start in range(0, len(self.records), self.images_per_batch):
             chosen = np.arange(start, min(start + self.images_per_batch, len(self.records)))
-            images = np.array_split(chosen, self.world)[self.rank]
-            places = np.concatenate([np.empty(0, np.int64), *(self.pool.of_image(int(image)) for image in images)])
-            image_row = np.repeat(np.arange(len(images)), self.pool.counts[images])
-            yield self._assemble(images, torch.from_numpy(places), torch.from_numpy(image_row), Kind.POSITIVE)
+            yield self.true_pairs(np.array_split(chosen, self.world)[self.rank])
+
+    def true_pairs(self, images: np.ndarray) -> Batch:
+        """Every caption of these images of the split with its image, in their order; nothing is drawn."""
+        places = np.concatenate([np.empty(0, np.int64), *(self.pool.of_image(int(image)) for image in images)])
+        image_row = np.repeat(np.arange(len(images)), self.pool.counts[images])
+        return self._assemble(images, torch.from_numpy(places), torch.from_numpy(image_row), Kind.POSITIVE)
 
     def distracted(self, batch: Batch) -> Batch:
         """Pair a batch's true captions with distractors: for each image, the most similar other image.
@@ -240,6 +276,29 @@ class BatchSource:
         rows = batch.pairs.of(Kind.POSITIVE)
         places, image_row = batch.places[batch.pairs.caption_row[rows]], batch.pairs.image_row[rows]
         return self._assemble(images, places, image_row, Kind.DISTRACTOR).to(image_row.device)
+
+    def similar(self, batch: Batch, chance: torch.Tensor, top: float, encoder: str) -> torch.Tensor:
+        """Features of a similar image of the split for each image of a batch, `[images, regions, width]`.
+
+        Args:
+            batch: of this split.
+            chance: uniform in [0, 1), `[images]`; decides which of the similar images.
+            top: the similar images are this share of the split, those with the nearest pooled features.
+            encoder: whose features.
+        """
+        nearest = self.nearest(top)
+        place = (chance.double() * nearest.shape[1]).long().cpu().numpy()
+        images = nearest[self.numbers(batch.ids).numpy(), place]
+        store = next(store for store in self.stores if store.encoder.name == encoder)
+        return torch.from_numpy(store.grid([self.rows[image] for image in images])).to(chance.device)
+
+    def nearest(self, top: float) -> np.ndarray:
+        """Positions of the nearest `top` share of the other images of each image, `[images, similar]`; found once."""
+        if len(self.records) < 2:
+            raise DataError("similar images need at least two images, but this split has one; add images")
+        return self.once(
+            ("nearest", top), lambda: nearest_in_store(self.store, self.rows, number_of_similar(len(self.rows), top))
+        )
 
     def numbers(self, ids: Sequence[str]) -> torch.Tensor:
         """Positions of these images in the split."""
@@ -260,7 +319,7 @@ class BatchSource:
     def _distractor(self) -> np.ndarray:
         if len(self.records) < 2:
             raise DataError("distractors need at least two images, but this split has one; add images")
-        return nearest_images(self.store.pooled(self.rows), 1)[:, 0]
+        return nearest_in_store(self.store, self.rows, 1)[:, 0]
 
     def _assemble(self, images: np.ndarray, places: torch.Tensor, image_row: torch.Tensor, kind: Kind) -> Batch:
         """A batch of the captions at these positions, each paired with its image."""
@@ -279,6 +338,15 @@ class BatchSource:
         return {store.encoder.name: torch.from_numpy(store.grid(rows)) for store in self.stores}
 
     def _order(self, epoch: int) -> np.ndarray:
+        """The images in the order of an epoch. The last one asked for is kept: making it takes as long as a step."""
+        kept, order = self._kept_order
+        if kept != epoch:
+            order = self._make_order(epoch)
+            order.setflags(write=False)
+            self._kept_order = (epoch, order)  # at once, since a thread may read ahead
+        return order
+
+    def _make_order(self, epoch: int) -> np.ndarray:
         rng = np.random.default_rng([self.seed, 0, epoch])
         order = rng.permutation(len(self.records))
         if self.bucket_batches == 1:
@@ -293,43 +361,49 @@ class BatchSource:
 
     @cached_property
     def _lengths(self) -> np.ndarray:
-        """Mean length of each image's captions, in words."""
-        return np.array([np.mean([len(c.split()) for c in record.captions]) for record in self.records])
+        """Mean length of each image's captions, in words; 0 without captions."""
+        return np.array([np.mean([len(c.split()) for c in r.captions]) if r.captions else 0.0 for r in self.records])
 
-    def _batch(
-        self,
-        chosen: np.ndarray,
-        share: np.ndarray,
-        rng: np.random.Generator,
-        epochs: float,
-        noise_seed: tuple[int, ...],
-    ) -> Batch:
+    def _batch(self, chosen: np.ndarray, share: np.ndarray, epoch: int, position: int) -> Batch:
+        rng = np.random.default_rng([self.seed, 1, epoch, position])
         captions = [self._draw_captions(int(image), rng) for image in chosen]
         image_row = np.repeat(np.arange(len(chosen)), [len(drawn) for drawn in captions])
         positives = np.concatenate(captions)
+        epochs = epoch + position / len(self)
         negatives = self._draw_negatives(chosen[image_row], rng, epochs)
+        # With a generator of their own: captions are the same with and without image negatives.
+        rng = np.random.default_rng([self.seed, 3, epoch, position])
+        other_images = self._draw_images(chosen, chosen[image_row], positives, rng, epochs)
 
         # Divided after everything is drawn, so that the draws do not depend on the number of processes.
         mine = np.isin(np.arange(len(chosen)), share)
         kept = mine[image_row]
         new_row = np.cumsum(mine) - 1
         image_row, positives, negatives = new_row[image_row[kept]], positives[kept], negatives[kept]
+        other_images = other_images[kept]
+        own = chosen[mine]
+        others = np.setdiff1d(other_images, own)
+        images = np.concatenate([own, others])
+        by_number = np.argsort(images)
+        other_row = by_number[np.searchsorted(images, other_images.ravel(), sorter=by_number)]
         caption_index = np.concatenate([positives, negatives.ravel()])
-        kind = np.repeat([int(Kind.POSITIVE), int(Kind.NEGATIVE)], [positives.size, negatives.size])
+        caption_row = [np.arange(len(caption_index)), np.repeat(np.arange(len(positives)), self.image_negatives)]
+        kinds = [int(kind) for kind in (Kind.POSITIVE, Kind.NEGATIVE, Kind.IMAGE_NEGATIVE)]
         return Batch(
-            ids=[self.records[i].id for i in chosen[mine]],
-            features=self._features(chosen[mine]),
+            ids=[self.records[i].id for i in own],
+            features=self._features(images),
             captions=[self.pool.captions[i] for i in caption_index],
             pairs=Pairs(
-                torch.from_numpy(np.concatenate([image_row, np.repeat(image_row, self.negatives)])),
-                torch.arange(len(caption_index)),
-                torch.from_numpy(kind),
+                torch.from_numpy(np.concatenate([image_row, np.repeat(image_row, self.negatives), other_row])),
+                torch.from_numpy(np.concatenate(caption_row)),
+                torch.from_numpy(np.repeat(kinds, [positives.size, negatives.size, other_images.size])),
             ),
             first=int(share[0]) if len(share) else 0,
             whole=len(chosen),
-            noise_seed=noise_seed,
+            noise_seed=(self.seed, 2, epoch, position),
             source=self,
             places=torch.from_numpy(caption_index),
+            others=[self.records[i].id for i in others],
         )
 
     def _draw_captions(self, image: int, rng: np.random.Generator) -> np.ndarray:
@@ -344,3 +418,16 @@ class BatchSource:
         if self.hard is not None:
             return self.hard.draw(images, self.negatives, rng, epochs)
         return self.pool.negatives(images, self.negatives, rng)
+
+    def _draw_images(
+        self, chosen: np.ndarray, images: np.ndarray, captions: np.ndarray, rng: np.random.Generator, epochs: float
+    ) -> np.ndarray:
+        """Other images for these captions of `images`, `[captions, image_negatives]`."""
+        if not self.image_negatives:
+            return np.empty((len(captions), 0), dtype=np.int64)
+        missing = min(self.images_per_batch, len(self.records)) - len(chosen)
+        if missing > 0:
+            outside = np.setdiff1d(np.arange(len(self.records)), chosen)
+            chosen = np.concatenate([chosen, rng.choice(outside, missing, replace=False)])
+        drawn = self.pool.other_images(captions, chosen, self.image_negatives, rng)
+        return drawn if self.hard is None else self.hard.draw_images(images, captions, drawn, rng, epochs)

@@ -1,9 +1,9 @@
 """The feature store: region grids and pooled features of every image in one memory-mapped array.
 
-A finished store is a folder with `features.npy` (float16, `[images, regions + 1, width]`; the last region is the mean
-of the others), `pictures.npy` (size, time and content digest of each picture file), `manifest.json` (what it was made
-from) and, if pictures could not be read, `skipped.jsonl`. Opening it only maps the array; a batch reads only its own
-rows.
+A finished store is a folder with `features.npy` (`[images, regions + 1, width]`, the mean of the regions last, in
+float16 or packed by `data.rows`; if the encoder gives a class token, that is the last region and no mean is added),
+`pictures.npy` (size, time and content digest of each picture file), `manifest.json` (what it was made from) and, if
+pictures could not be read, `skipped.jsonl`. Opening it only maps the array; a batch reads only its own rows.
 
 During writing, the array and one marker per finished shard are in `writing-PLAN/`. Every process divides the images
 into the same shards, so that several processes or machines can each write some of them, and a killed job continues
@@ -16,7 +16,6 @@ the new array replaces the old one. A process that has the old array open keeps 
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import shutil
 import sys
@@ -24,7 +23,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +32,7 @@ import numpy as np
 from tellapart.data.images import load_image
 from tellapart.data.pictures import PICTURE, Pictures, describe_picture, find_changed
 from tellapart.data.records import Dataset, Record
+from tellapart.data.rows import StoreType, array_layout, pack, read_grid, read_pooled, row_bytes
 from tellapart.encoders.base import EncoderIdentity, ImageEncoder
 from tellapart.errors import DataError, StoreError
 from tellapart.files import (
@@ -58,6 +58,7 @@ class Manifest(Stored):
 
     encoder: EncoderIdentity
     records: str
+    dtype: StoreType = "float16"
     shape: tuple[int, int, int]
     skipped: list[str]
 
@@ -78,6 +79,8 @@ class FeatureStore:
         records: digest of the data set.
         skipped: ids of the images that could not be read; their rows are zero.
         pictures: size, time and content of the picture files that were encoded, one entry per row.
+        kind: how the features are kept, `float16` or `int8`.
+        folder: where it is on the disk; `None` for a store in memory.
 
     Example:
         >>> store = FeatureStore.open(Path("prepared/flickr8k-98dbe175/efficientnet-lite0"))    # doctest: +SKIP
@@ -92,12 +95,15 @@ class FeatureStore:
         records: str,
         skipped: frozenset[str] = frozenset(),
         pictures: Pictures | None = None,
+        folder: Path | None = None,
     ) -> None:
         self._features = features
         self.encoder = encoder
         self.records = records
         self.skipped = skipped
         self.pictures = np.zeros(len(features), PICTURE) if pictures is None else pictures
+        self.kind: StoreType = "float16" if features.dtype.names is None else "int8"
+        self.folder = folder
 
     @classmethod
     def open(cls, folder: Path) -> FeatureStore:
@@ -107,30 +113,31 @@ class FeatureStore:
         manifest = read_model(path, Manifest, "manifest", _REPAIR, StoreError)
         # `pictures.npy` is replaced after the array: if it is up to date, so is the array that is opened after it.
         pictures = _read_pictures(folder / "pictures.npy", manifest.shape[0])
-        features = _map_array(folder / "features.npy", manifest.shape)
-        return cls(features, manifest.encoder, manifest.records, frozenset(manifest.skipped), pictures)
+        features = _map_array(folder / "features.npy", manifest.dtype, manifest.shape)
+        return cls(features, manifest.encoder, manifest.records, frozenset(manifest.skipped), pictures, folder)
 
     def __len__(self) -> int:
         return len(self._features)
 
     def grid(self, rows: Sequence[int]) -> np.ndarray:
         """Region features of these images, float32 `[rows, regions, width]`."""
-        return self._read(rows, slice(0, -1))
+        return read_grid(self._features, np.asarray(rows, dtype=np.int64), with_last=self.encoder.class_token)
 
     def pooled(self, rows: Sequence[int]) -> np.ndarray:
-        """Mean features of these images, float32 `[rows, width]`."""
-        return self._read(rows, -1)
-
-    def _read(self, rows: Sequence[int], part: slice | int) -> np.ndarray:
-        return np.asarray(self._features[np.asarray(rows, dtype=np.int64), part], dtype=np.float32)
+        """Pooled features of these images, float32 `[rows, width]`: the class token if there is one, else the mean."""
+        return read_pooled(self._features, np.asarray(rows, dtype=np.int64))
 
     def pictures_digest(self, rows: Sequence[int] | None = None) -> str:
         """Digest of the content of the encoded pictures, by default of all.
 
-        It does not depend on where the files are or when they were written.
+        It does not depend on where the files are or when they were written. Results are kept by it, so it also says
+        how the features are kept, unless that is float16.
         """
         content = self.pictures["content"]
-        return hashlib.sha256((content if rows is None else content[np.asarray(rows, np.int64)]).tobytes()).hexdigest()
+        digest = hashlib.sha256((content if rows is None else content[np.asarray(rows, np.int64)]).tobytes())
+        if self.kind != "float16":
+            digest.update(self.kind.encode())
+        return digest.hexdigest()
 
     def check(self, dataset: Dataset, encoder: EncoderIdentity) -> None:
         """Raise if the store was made from other records or by another encoder."""
@@ -175,6 +182,7 @@ def write_store(
     *,
     part: Part = WHOLE,
     max_skipped: float = 0.01,
+    kind: StoreType = "float16",
     on_progress: Callable[[int, int], None] | None = None,
 ) -> FeatureStore | None:
     """Encode every image of the data set, or one part of them; continue an interrupted call.
@@ -185,30 +193,33 @@ def write_store(
         encoder: computes the features.
         part: the shards this call writes; by default all.
         max_skipped: fail if a larger share of the pictures cannot be read.
+        kind: how the features are kept.
         on_progress: called with the images done and the number of images of this part.
 
     Returns:
         The store, or `None` while shards of other parts are missing.
     """
     identity = encoder.identity
-    shape = (len(dataset), identity.regions + 1, identity.width)
+    shape = (len(dataset), _rows(identity), identity.width)
     plan = {
-        "encoder": asdict(identity),
+        "encoder": identity.as_dict(),
         "records": dataset.digest,
-        "dtype": "float16",
+        "dtype": kind,
         "shape": list(shape),
         "shard": SHARD,
     }
     work = folder / f"writing-{digest_of(plan)[:16]}"
     try:
-        store = _find_store(folder, shape)
+        store = _find_store(folder, kind, shape)
         if store is not None:
             store.check(dataset, identity)
+            if store.kind != kind:
+                raise StoreError(f"{folder}: this feature store keeps {store.kind}, not {kind}; use another folder")
             if not _update_pictures(folder, dataset, store):
                 _check_skipped(folder, len(store.skipped), len(dataset), max_skipped)
                 return store
-        _begin(work, shape, dataset, store)
-        _write_shards(work, shape, dataset, encoder, part, on_progress)
+        _begin(work, kind, shape, dataset, store)
+        _write_shards(work, kind, shape, dataset, encoder, part, on_progress)
         return _finish(folder, work, plan, dataset, part, max_skipped)
     except OSError as error:
         if not work.exists() and (folder / "manifest.json").exists():  # another process has just finished the store
@@ -222,7 +233,7 @@ def write_store(
 # --- finished stores --------------------------------------------------------------------------------------------------
 
 
-def _find_store(folder: Path, shape: tuple[int, ...]) -> FeatureStore | None:
+def _find_store(folder: Path, kind: StoreType, shape: tuple[int, ...]) -> FeatureStore | None:
     """The finished store. If there is none, or if it is damaged and must be encoded again, `None`."""
     if not (folder / "manifest.json").exists():
         return None
@@ -230,7 +241,7 @@ def _find_store(folder: Path, shape: tuple[int, ...]) -> FeatureStore | None:
         return FeatureStore.open(folder)
     except (StoreError, DataError) as error:
         array = folder / "features.npy"
-        if array.exists() and _array_problem(array, shape) is not None:
+        if array.exists() and _array_problem(array, kind, shape) is not None:
             os.replace(array, folder / "features.damaged.npy")
         with suppress(FileNotFoundError):  # another process has set it aside, or is just finishing the store
             (folder / "manifest.json").unlink()
@@ -238,30 +249,32 @@ def _find_store(folder: Path, shape: tuple[int, ...]) -> FeatureStore | None:
         return None
 
 
-def _array_problem(path: Path, shape: tuple[int, ...]) -> str | None:
+def _array_problem(path: Path, kind: StoreType, shape: tuple[int, ...]) -> str | None:
     """What is wrong with an array's header or size. It is not mapped, since reading a short map kills the process."""
+    expected, dimensions = array_layout(kind, shape)
     try:
         with open(path, "rb") as file:
             version = np.lib.format.read_magic(file)
             read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
             found, transposed, dtype = read(file)
-            size = file.tell() + math.prod(shape) * 2
+            size = file.tell() + shape[0] * row_bytes(kind, shape)
     except OSError:
         raise
     except Exception as error:  # numpy raises many kinds of errors for a damaged header
         return f"its header is damaged: {error}"
-    if dtype != np.float16 or transposed or found != shape:
-        return f"it holds {dtype} {list(found)}, expected float16 {list(shape)}"
+    if dtype != expected or transposed or found != dimensions:
+        return f"it holds {dtype} {list(found)}, expected {expected} {list(dimensions)}"
     actual = path.stat().st_size
     return None if actual == size else f"it has {actual:,} bytes, expected {size:,}"
 
 
-def _map_array(path: Path, shape: tuple[int, ...]) -> np.ndarray:
-    problem = _array_problem(path, shape) if path.exists() else "it is missing"
+def _map_array(path: Path, kind: StoreType, shape: tuple[int, ...]) -> np.ndarray:
+    problem = _array_problem(path, kind, shape) if path.exists() else "it is missing"
     if problem is not None:
         raise StoreError(f"{path}: is damaged ({problem}); {_REPAIR}")
-    offset = path.stat().st_size - math.prod(shape) * 2
-    return np.memmap(path, dtype=np.float16, mode="r", offset=offset, shape=shape)
+    dtype, dimensions = array_layout(kind, shape)
+    offset = path.stat().st_size - shape[0] * row_bytes(kind, shape)
+    return np.memmap(path, dtype=dtype, mode="r", offset=offset, shape=dimensions)
 
 
 def _read_pictures(path: Path, images: int) -> Pictures:
@@ -290,17 +303,22 @@ def _update_pictures(folder: Path, dataset: Dataset, store: FeatureStore) -> boo
     return False
 
 
+def _rows(identity: EncoderIdentity) -> int:
+    """Rows of an image in the array: its regions and their mean, unless a class token is among them."""
+    return identity.regions if identity.class_token else identity.regions + 1
+
+
 # --- writing ----------------------------------------------------------------------------------------------------------
 
 
-def _begin(work: Path, shape: tuple[int, ...], dataset: Dataset, store: FeatureStore | None) -> None:
+def _begin(work: Path, kind: StoreType, shape: tuple[int, ...], dataset: Dataset, store: FeatureStore | None) -> None:
     """Make the folder for writing, unless a sound one is there: an empty array, or a copy of the finished store."""
     folder, array = work.parent, work / "features.npy"
     folder.mkdir(parents=True, exist_ok=True)
     with lock(folder):
         # A process killed after finishing leaves its array here. It is the finished one and must not be changed.
         finished = store is not None and array.exists() and os.path.samefile(array, folder / "features.npy")
-        if array.exists() and not finished and _array_problem(array, shape) is None:
+        if array.exists() and not finished and _array_problem(array, kind, shape) is None:
             return
         if work.exists():
             _remove_folder(work)
@@ -309,7 +327,8 @@ def _begin(work: Path, shape: tuple[int, ...], dataset: Dataset, store: FeatureS
         try:
             if store is None:
                 # A sparse file: only the header is written.
-                np.lib.format.open_memmap(temporary / array.name, mode="w+", dtype=np.float16, shape=shape).flush()
+                dtype, dimensions = array_layout(kind, shape)
+                np.lib.format.open_memmap(temporary / array.name, mode="w+", dtype=dtype, shape=dimensions).flush()
             else:
                 shutil.copyfile(folder / "features.npy", temporary / array.name)
                 reasons = {row["id"]: row["reason"] for row in _read_skipped(folder)}
@@ -364,6 +383,7 @@ def _read_marker(work: Path, start: int, dataset: Dataset) -> _Shard | None:
 
 def _write_shards(
     work: Path,
+    kind: StoreType,
     shape: tuple[int, ...],
     dataset: Dataset,
     encoder: ImageEncoder,
@@ -397,18 +417,18 @@ def _write_shards(
                     shard.pictures[row] = describe_picture(dataset.path(record))
                 yield records
 
-    encoded = encode_batches(dataset, described(), encoder)
+    encoded = encode_batches(dataset, described(), encoder, kind)
     # Plain writes, not through a memory map: a full disk then raises an error instead of killing the process.
     array = work / "features.npy"
-    row_bytes = math.prod(shape[1:]) * 2
-    offset = array.stat().st_size - shape[0] * row_bytes
+    size = row_bytes(kind, shape)
+    offset = array.stat().st_size - shape[0] * size
     with open(array, "r+b") as handle:
         for start, shard, rows in missing:
             for batch in _batches(rows):
                 features, broken = next(encoded)
                 reasons = {row["id"]: row["reason"] for row in broken}
                 for row, feature in zip(batch, features, strict=True):
-                    handle.seek(offset + (start + row) * row_bytes)
+                    handle.seek(offset + (start + row) * size)
                     handle.write(feature.tobytes())
                     shard.skipped[row] = reasons.get(dataset.records[start + row].id)
                 done += len(batch)
@@ -424,9 +444,11 @@ def _batches(rows: list[int]) -> list[list[int]]:
 
 
 def encode_batches(
-    dataset: Dataset, batches: Iterable[Sequence[Record]], encoder: ImageEncoder
+    dataset: Dataset, batches: Iterable[Sequence[Record]], encoder: ImageEncoder, kind: StoreType = "float16"
 ) -> Iterator[tuple[np.ndarray, list[dict[str, str]]]]:
-    """Features of each batch of records in order, float16 with the mean last, and the pictures that were skipped.
+    """Features of each batch of records in order, as rows of a store, and the pictures that were skipped.
+
+    The pooled features come last: the mean of the regions, or the last region if it is a class token.
 
     Each worker decodes and encodes whole batches. A bounded number of batches is queued ahead, which bounds memory.
     """
@@ -440,12 +462,13 @@ def encode_batches(
             except DataError as error:
                 skipped.append({"id": record.id, "image": record.image, "reason": str(error)})
         identity = encoder.identity
-        features = np.zeros((len(records), identity.regions + 1, identity.width), dtype=np.float16)
+        features = np.zeros((len(records), _rows(identity), identity.width), dtype=np.float32)
         if images:
             grid = encoder.encode(images)
-            features[readable, :-1] = grid
-            features[readable, -1] = grid.mean(axis=1)
-        return features, skipped
+            features[readable, : identity.regions] = grid
+            if not identity.class_token:
+                features[readable, -1] = grid.mean(axis=1)
+        return pack(features, kind), skipped
 
     waiting: deque[Future[tuple[np.ndarray, list[dict[str, str]]]]] = deque()
     pool = ThreadPoolExecutor(max_workers=encoder.concurrency)
@@ -515,6 +538,8 @@ def _finish(
         finally:
             linked.unlink(missing_ok=True)  # also if both were names of one file, where replacing does nothing
         _write_pictures(folder, np.concatenate([shard.pictures for shard in whole]))
+        for left in folder.glob(f"neighbours-{16 * '[0-9a-f]'}.*"):  # found in the features before
+            left.unlink(missing_ok=True)
         write_json(folder / "manifest.json", {**plan, "skipped": [row["id"] for row in skipped]})
         for left in folder.glob(f"writing-{16 * '[0-9a-f]'}"):
             shutil.rmtree(left, ignore_errors=True)

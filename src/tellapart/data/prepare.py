@@ -64,15 +64,18 @@ def prepare_part(
     def report(what: str) -> Callable[[int, int], None]:
         return lambda done, of: on_progress(what, done, of) if on_progress is not None else None
 
-    dataset = dataset or open_dataset(settings, report("rendering scenes"))
+    # First, since a mistake in its name should not wait for a large data set to be read.
     encoder = encoder or open_encoder(settings.encoder, device=accelerator())
-    folder = Path(settings.prepared) / f"{dataset.name}-{dataset.digest[:8]}" / encoder.identity.folder
+    dataset = dataset or open_dataset(settings, report("rendering scenes"))
+    kept = encoder.identity.folder + ("" if settings.store == "float16" else f"-{settings.store}")
+    folder = Path(settings.prepared) / f"{dataset.name}-{dataset.digest[:8]}" / kept
     store = write_store(
         folder,
         dataset,
         encoder,
         part=part,
         max_skipped=settings.max_skipped,
+        kind=settings.store,
         on_progress=report("encoding images"),
     )
     if store is None:

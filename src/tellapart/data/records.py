@@ -18,6 +18,8 @@ class Record:
     """One image with its captions.
 
     `image` is relative to the data set's `root`. `family` names a group of near-duplicates, if the data set has them.
+    `cocoid` and `imgid` are the image's numbers in COCO and in Karpathy's file, if the data set gives them. Files of
+    others name images by them; they are no part of the content, so digests leave them out.
     """
 
     id: str
@@ -25,6 +27,8 @@ class Record:
     split: str
     captions: tuple[str, ...]
     family: str | None = None
+    cocoid: int | None = field(default=None, compare=False)
+    imgid: int | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,16 @@ from typing import Literal
 
 from pydantic import Field
 
-from tellapart.settings import Section
+from tellapart.data.rows import StoreType
+from tellapart.settings import ADDED, Section
 
 
 class ScenesSettings(Section):
     """Number of scenes to render in each split."""
 
-    train: int = Field(1600, ge=1, le=1_000_000)
-    val: int = Field(200, ge=1, le=1_000_000)
-    test: int = Field(240, ge=1, le=1_000_000)
+    train: int = Field(4800, ge=1, le=1_000_000)
+    val: int = Field(240, ge=1, le=1_000_000)
+    test: int = Field(480, ge=1, le=1_000_000)
     seed: int = 0
 
 
@@ -24,6 +25,9 @@ class DataSettings(Section):
     source: str = Field(description="'scenes', a folder of pictures, or a data set (docs/data.md)")
     scenes: ScenesSettings = ScenesSettings()
     encoder: str = "efficientnet-lite0"
+    store: StoreType = Field(
+        "float16", description="how features are kept; int8 takes about half the disk", json_schema_extra=ADDED
+    )
     prepared: str = Field("prepared", description="folder for rendered scenes and feature stores")
     max_skipped: float = Field(0.01, ge=0, le=1, description="fail if a larger share of the pictures cannot be read")
     normaliser: Literal["plain", "alphabetic"] = "plain"

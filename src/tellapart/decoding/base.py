@@ -10,6 +10,7 @@ import torch
 from pydantic import BaseModel
 
 from tellapart.captioners.base import Traces
+from tellapart.decoding.guidance import Guided
 from tellapart.decoding.settings import DecodingSettings
 from tellapart.encoders.base import EncoderIdentity, ImageEncoder
 from tellapart.errors import RecipeError
@@ -66,7 +67,7 @@ class Decoded:
         image: index of the image in the batch, `[captions]`.
         rank: rank among the captions of the same image (and of the same group in a diverse beam).
         tokens: words, then padding, `[captions, longest]`.
-        log_prob: the model's ln p, with the end token if it ended.
+        log_prob: the model's ln p, with the end token if it ended; with guidance, the guided one.
         ended: whether it has an end token.
     """
 
@@ -123,7 +124,8 @@ def make_captions(
 ) -> list[list[Caption]]:
     """The captions of each image: ended ones first, then by falling score; samples in the order drawn.
 
-    With `remove_repeats`, captions that lose a word are scored again, so that `log_prob` fits the caption.
+    With `remove_repeats`, captions that lose a word are scored again, so that `log_prob` fits the caption. With
+    guidance, captions are ordered by their guided scores, and `log_prob` is then the captioner's own.
     """
     if settings.remove_repeats:
         shorter = remove_repeats(decoded.tokens)
@@ -135,11 +137,14 @@ def make_captions(
         decoded = Decoded(decoded.image, decoded.rank, shorter, log_prob, decoded.ended)
     lengths = (decoded.tokens != PAD).sum(dim=1) + decoded.ended
     scores = normalise(decoded.log_prob, lengths, settings.length_penalty)
+    log_prob = decoded.log_prob
+    if isinstance(captioner, Guided) and len(log_prob):
+        log_prob = captioner.own_log_prob(memory, _with_end(decoded.tokens, decoded.ended), decoded.image)
     columns = zip(
         decoded.image.tolist(),
         decoded.rank.tolist(),
         (-scores).tolist(),
-        map(Caption, captioner.detokenize(decoded.tokens), decoded.log_prob.tolist(), decoded.ended.tolist()),
+        map(Caption, captioner.detokenize(decoded.tokens), log_prob.tolist(), decoded.ended.tolist()),
         strict=True,
     )
     listed: list[list[tuple[int, bool, float, Caption]]] = [[] for _ in range(images)]

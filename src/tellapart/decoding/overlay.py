@@ -54,12 +54,12 @@ def attention_maps(captioner: Decodable, features: torch.Tensor, captions: Seque
     traces = captioner.traces(captioner.encode(features[None]), tokens, torch.zeros_like(tokens[:, 0]))
     if traces.attention is None:
         raise RecipeError("overlay: this captioner has no attention over regions; use one that has")
-    side = math.isqrt(traces.attention.shape[2])
-    if side * side != traces.attention.shape[2]:
-        raise RecipeError(
-            f"overlay: the {traces.attention.shape[2]} regions are not a square grid; use another encoder"
-        )
-    attention = traces.attention.float().cpu().numpy()
+    # A class token, the last region, has no place in the picture.
+    attention = traces.attention[:, :, : traces.attention.shape[2] - captioner.encoder.class_token]
+    side = math.isqrt(attention.shape[2])
+    if side * side != attention.shape[2]:
+        raise RecipeError(f"overlay: the {attention.shape[2]} regions are not a square grid; use another encoder")
+    maps = attention.float().cpu().numpy()
     sentinel = None if traces.sentinel is None else traces.sentinel.tolist()
     result = []
     for row, sentence in enumerate(tokens.tolist()):
@@ -67,9 +67,7 @@ def attention_maps(captioner: Decodable, features: torch.Tensor, captions: Seque
         words = captioner.detokenize(tokens[row, places][:, None])
         result.append(
             [
-                WordAttention(
-                    word, attention[row, place].reshape(side, side), sentinel[row][place] if sentinel else None
-                )
+                WordAttention(word, maps[row, place].reshape(side, side), sentinel[row][place] if sentinel else None)
                 for word, place in zip(words, places, strict=True)
             ]
         )

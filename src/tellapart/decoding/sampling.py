@@ -9,6 +9,7 @@ import torch
 
 from tellapart.decoding.base import Caption, Decodable, Decoded, length_limit, make_captions
 from tellapart.decoding.constraints import forbid
+from tellapart.decoding.guidance import guide
 from tellapart.decoding.settings import DecodingSettings
 from tellapart.errors import RecipeError
 from tellapart.text import END, PAD, START
@@ -21,8 +22,8 @@ def sample(
     """Draw `settings.samples` independent captions of each image.
 
     All captions of all images advance together, one `step` for each word; captions that have ended leave the batch.
-    `log_prob` is the model's ln p, without temperature, `top_k` and `top_p`. After `max_words` words a caption may
-    still end; otherwise it is cut.
+    `log_prob` is the model's ln p, without temperature, `top_k`, `top_p` and guidance. After `max_words` words a
+    caption may still end; otherwise it is cut.
 
     Each image has its own random generator, seeded by (seed, number), so its samples are independent of batch
     composition.
@@ -30,9 +31,10 @@ def sample(
     Args:
         captioner: any captioner or `Ensemble`, in eval mode.
         features: `[images, regions, width]`.
-        settings: `samples`, `temperature`, `top_k`, `top_p`, `seed` and the limits on words.
+        settings: `samples`, `temperature`, `top_k`, `top_p`, `seed`, `guidance` and the limits on words.
         numbers: seed of each image; by default its index in `features`.
     """
+    captioner = guide(captioner, settings.guidance)
     images, longest, device = len(features), length_limit(captioner, settings), features.device
     numbers = range(images) if numbers is None else numbers
     chance = torch.from_numpy(_uniform(settings, numbers, longest + 1)).to(device)

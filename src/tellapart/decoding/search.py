@@ -10,6 +10,7 @@ import torch
 from tellapart.data.features import FeatureStore
 from tellapart.decoding.base import Caption, Decodable, Decoded, length_limit, make_captions, normalise
 from tellapart.decoding.constraints import forbid
+from tellapart.decoding.guidance import guide
 from tellapart.decoding.sampling import sample
 from tellapart.decoding.settings import DecodingSettings
 from tellapart.text import END, PAD, START
@@ -109,12 +110,15 @@ def n_best(
     Ended captions are ranked without the penalty, and the best of all groups come before any second best. The first
     group is a plain beam search.
 
+    With guidance, p is the guided probability (`Guided`), except in the `log_prob` of the captions found.
+
     Args:
         captioner: any captioner or `Ensemble`, in eval mode.
         features: `[images, regions, width]`.
-        settings: `beam`, `groups`, `diversity`, `length_penalty`, `samples` and the limits on words.
+        settings: `beam`, `groups`, `diversity`, `length_penalty`, `guidance`, `samples` and the limits on words.
         early_stop: prune; false is for tests.
     """
+    captioner = guide(captioner, settings.guidance)
     images, longest = len(features), length_limit(captioner, settings)
     memory = captioner.encode(features)
     search = _Search.begin(images, longest, settings, features.device)

@@ -19,6 +19,9 @@ class DecodingSettings(Section):
     groups: int | None = Field(None, ge=1, description="diverse: number of groups; null: as many as the beam")
     diversity: float = Field(0.5, ge=0, description="diverse: penalty for each earlier group with the same word")
     length_penalty: float = Field(0.0, ge=0, description="a caption's score is ln p / tokens^length_penalty")
+    guidance: float = Field(
+        0.0, ge=0, le=100, description="γ: how much more what the picture adds to a word counts than the word alone"
+    )
     temperature: float = Field(1.0, gt=1e-6, description="sample: below 1 sharper, above 1 flatter")
     top_k: int | None = Field(None, ge=1, description="sample: draw only from the k likeliest words")
     top_p: float | None = Field(None, gt=0, le=1, description="sample: draw only from the likeliest words of this mass")

@@ -1,7 +1,7 @@
 """Frozen pretrained image encoders, by name.
 
-`efficientnet-lite0`, `efficientnet-lite2@448`, `clip:FOLDER_OR_ID`, `siglip:FOLDER_OR_ID`, `timm:MODEL`;
-docs/encoders.md describes them.
+`efficientnet-lite0`, `efficientnet-lite2@448`, `clip-vit-b16`, `dinov2-small`, `clip:FOLDER_OR_ID`,
+`siglip:FOLDER_OR_ID`, `timm:MODEL`; docs/encoders.md describes them.
 """
 
 from __future__ import annotations

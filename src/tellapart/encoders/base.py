@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from PIL import Image
@@ -33,6 +33,13 @@ class EncoderIdentity:
     """What decides whether two sets of features are comparable: network, weights and preprocessing.
 
     `open_encoder(identity.name)` opens the encoder again; compare the identities to check that it is the same.
+
+    Attributes:
+        name: opens the encoder.
+        weights: digest of its weights.
+        preprocessing: how a picture becomes its input.
+        regions, width: shape of its output.
+        class_token: the last region is not a place but the network's class token, which has read the whole picture.
     """
 
     name: str
@@ -40,10 +47,15 @@ class EncoderIdentity:
     preprocessing: str
     regions: int
     width: int
+    class_token: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields. `class_token` is left out unless set, so that older digests stay the same."""
+        return {key: value for key, value in asdict(self).items() if key != "class_token" or value}
 
     @property
     def digest(self) -> str:
-        return digest_of(asdict(self))
+        return digest_of(self.as_dict())
 
     @property
     def folder(self) -> str:

@@ -1,8 +1,9 @@
 """Checkpoints: written completely or not at all.
 
 `checkpoints/step-N/` is a model folder with the trainer's state in `trainer.pt`: optimisers, the objective's own
-modules and buffers, and the state of the loop. The files `last`, `best` and `kept` each name one checkpoint; they are
-changed only after it is complete. Loading never unpickles arbitrary objects (`weights_only`).
+modules and buffers, the state of the loop and, if the model folder holds averaged weights, the weights that are
+trained. The files `last`, `best` and `kept` each name one checkpoint; they are changed only after it is complete.
+Loading never unpickles arbitrary objects (`weights_only`).
 """
 
 from __future__ import annotations
@@ -36,10 +37,13 @@ class _TrainerState(BaseModel):
     seconds: float
     best: float | None
     validations_since_best: int
+    cuts: int = 0
+    validations_since_cut: int = 0
     windows: list[dict[str, tuple[float, float] | list[float]]]
     objective: dict[str, torch.Tensor]
     optimisers: dict[str, dict[str, Any]]
     precision: dict[str, Any]
+    own_weights: dict[str, torch.Tensor] | None = None
 
 
 def checkpoint_path(run: Path, pointer: str) -> Path:

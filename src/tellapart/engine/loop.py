@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -23,7 +23,9 @@ import torch
 from lightning_fabric import Fabric
 
 from tellapart.data.batches import Batch, BatchSource
+from tellapart.data.read_ahead import ReadAhead
 from tellapart.engine import checkpoint
+from tellapart.engine.average import WeightAverage
 from tellapart.engine.interrupt import catch_stop_signals
 from tellapart.engine.journal import Journal
 from tellapart.engine.phases import Phase, add_totals, make_phases
@@ -54,6 +56,8 @@ class LoopState:
     seconds: float = 0.0
     best: float | None = None
     validations_since_best: int = 0
+    cuts: int = 0  # of the learning rate, by the plateau schedule
+    validations_since_cut: int = 0  # or since the best one, if that is later
 
 
 class Trainer:
@@ -93,11 +97,14 @@ class Trainer:
         self.measure = measure
         self.processes = FabricProcesses(self.fabric)
         objective.join(self.processes)
+        objective.prepare_for(batches)
         self.steps = settings.steps or (settings.epochs or 0) * len(batches)
         self.phases = make_phases(objective, settings, self.fabric)
+        self.average = None if settings.ema is None else WeightAverage(objective.target, settings.ema)
         self.state = LoopState()
         self.window: dict[str, Total] = {}
         self._saved = -1
+        self._seconds_of_steps = 0.0
 
     # --- the loop ---------------------------------------------------------------------------------------------
 
@@ -107,10 +114,11 @@ class Trainer:
         Args:
             label: the name of this training in its progress.
         """
-        with catch_stop_signals() as stop_requested:
+        with catch_stop_signals(tell=self.processes.rank == 0) as stop_requested:
             self._resume()
             self._check_monitor()
-            self._train(label, stop_requested)
+            with ReadAhead(self._read, self.state.step, self.steps) as self._ahead:
+                self._train(label, stop_requested)
 
     def _train(self, label: str, stop_requested: Callable[[], bool]) -> None:
         settings, state, first = self.settings, self.state, self.processes.rank == 0
@@ -123,20 +131,20 @@ class Trainer:
         while state.step < self.steps and not self._should_stop_early():
             if state.step % len(self.batches) == 0:
                 self._epoch_start(state.step // len(self.batches))
-            rate = learning_rate(settings, state.step, self.steps, len(self.batches))
+            rate = learning_rate(settings, state.step, self.steps, len(self.batches), state.cuts)
             stop = self._step(state.step, rate, stop_requested)
-            if self.processes.world == 1:  # several processes agree on a late request in the next step
-                stop |= stop_requested()
             state.step += 1
             state.seconds = time.monotonic() - began
             if state.step % settings.log_every == 0 or state.step == self.steps:
                 figures = self._close_window()
-                elapsed = {"learning_rate": rate, "seconds": round(state.seconds, 2)}
+                elapsed = {"learning_rate": rate, "seconds": round(state.seconds, 2), "waiting": self._waiting()}
                 self._log(journal, "train", {**figures, **elapsed})
                 if line:
                     line.update(state.step, self.steps, self._progress_figures(figures))
             if state.step % every == 0 or state.step == self.steps:
                 self._validate_and_save(journal)
+            if self.processes.world == 1:  # several processes agree on a late request in the next step
+                stop |= stop_requested()
             if stop and state.step < self.steps:
                 self._save()
                 raise Interrupted(
@@ -149,8 +157,9 @@ class Trainer:
 
     def _step(self, step: int, rate: float, stop_requested: Callable[[], bool]) -> bool:
         """One step through all phases; returns whether any process was asked to stop."""
+        began = time.monotonic()
         self.objective.train()
-        parts = [self.batches.at(step, part).to(self.fabric.device) for part in range(self.settings.accumulate)]
+        parts = [batch.to(self.fabric.device) for batch in self._ahead.take(step)]
         progress = Progress(step, self.steps)
         stop = False
         for number, phase in enumerate(self.phases):
@@ -160,7 +169,20 @@ class Trainer:
             factor = 1.0 if own_rate is None else own_rate / self.settings.learning_rate
             stop |= self._update(phase, number, parts, progress, rate * factor, stop_requested)
         self.objective.after_step()
+        if self.average is not None:
+            self.average.update(step + 1)
+        self._seconds_of_steps += time.monotonic() - began
         return stop
+
+    def _read(self, step: int) -> list[Batch]:
+        """The parts of a step's batch; called in a thread, a step ahead."""
+        return [self.batches.at(step, part) for part in range(self.settings.accumulate)]
+
+    def _waiting(self) -> float:
+        """The share of the last steps' time in which this process waited for its batches."""
+        share = self._ahead.waited / max(1e-9, self._seconds_of_steps)
+        self._ahead.waited = self._seconds_of_steps = 0.0
+        return round(share, 4)
 
     def _update(
         self,
@@ -238,7 +260,8 @@ class Trainer:
         self._update_history(None)
 
         def write() -> None:
-            checkpoint.save_checkpoint(self.folder, place, self.objective.target, state)
+            with self._averaged():
+                checkpoint.save_checkpoint(self.folder, place, self.objective.target, state)
             write_json(self.folder / "checkpoints" / place / "failure.json", report)
 
         on_first(self.fabric, write)
@@ -252,23 +275,36 @@ class Trainer:
 
     @torch.no_grad()
     def validate(self) -> dict[str, float]:
-        """The objective's figures on the validation split, in record order and eval mode, and those of `measure`."""
-        figures = self._figures(add_totals(self._validation_totals()))
-        if self.measure is not None:
-            self.objective.eval()
-            figures |= on_first(self.fabric, self.measure)
+        """The objective's figures on the validation split, in record order and eval mode, and those of `measure`.
+
+        With `training.ema` they are those of the averaged weights.
+        """
+        with self._averaged():
+            figures = self._figures(add_totals(self._validation_totals()))
+            if self.measure is not None:
+                self.objective.eval()
+                figures |= on_first(self.fabric, self.measure)
         self.objective.train()
         return figures
+
+    def _averaged(self) -> AbstractContextManager[None]:
+        """A context in which the target has its averaged weights, if there are any."""
+        return nullcontext() if self.average is None else self.average.applied()
 
     def _validation_totals(self) -> Iterator[dict[str, Total]]:
         progress = Progress(self.state.step, self.steps)
         self.objective.eval()
         self._seed(FOR_VALIDATION, self.processes.rank)
-        for batch in self.validation.epoch():
+        line = ProgressLine("validating", " batches") if self.processes.rank == 0 else None
+        for number, batch in enumerate(self.validation.epoch()):
+            if line:
+                line.update(number, len(self.validation))
             here = batch.to(self.fabric.device)
             for phase in self.phases:
                 here.forget()
                 yield phase.named(phase.forward(here, progress))
+        if line and line.shown:  # a short validation shows nothing
+            line.update(len(self.validation), len(self.validation))
 
     def _validate_and_save(self, journal: Journal | None) -> None:
         state, settings = self.state, self.settings
@@ -280,6 +316,9 @@ class Trainer:
         improved = state.best is None or (math.isfinite(figure) and not sign * figure >= sign * state.best)
         state.best = figure if improved else state.best
         state.validations_since_best = 0 if improved else state.validations_since_best + 1
+        state.validations_since_cut = 0 if improved else state.validations_since_cut + 1
+        if settings.schedule == "plateau" and state.validations_since_cut == settings.plateau_patience:
+            state.cuts, state.validations_since_cut = state.cuts + 1, 0
         self._save(figures, best=improved)
         on_first(self.fabric, lambda: checkpoint.remove_old_checkpoints(self.folder, settings.keep_last))
 
@@ -300,7 +339,7 @@ class Trainer:
             return
         known = self._figures(add_totals(islice(self._validation_totals(), len(self.phases))))
         if self.measure is not None:
-            known |= on_first(self.fabric, self.measure)
+            known |= on_first(self.fabric, getattr(self.measure, "quick", self.measure))
         self._monitored(known)
 
     def _monitored(self, figures: dict[str, float]) -> float:
@@ -309,7 +348,7 @@ class Trainer:
             raise RecipeError(
                 f"training.monitor: there is no validation figure '{self.settings.monitor}'; there are: "
                 f"{', '.join(figures)} (caption metrics need training.validate_captions, R@sum needs "
-                "training.validate_retrieval)"
+                "training.validate_retrieval, mean_rank needs training.validate_specificity)"
             )
         return figures[self.settings.monitor]
 
@@ -365,6 +404,7 @@ class Trainer:
             "objective": {name: value.detach() for name, value in _state_outside_target(self.objective).items()},
             "optimisers": {phase.name: phase.plain_optimiser.state_dict() for phase in self.phases},
             "precision": self.fabric.strategy.precision.state_dict(),
+            **({} if self.average is None else {"own_weights": self.average.own_weights()}),
         }
 
     def _save(self, figures: dict[str, float] | None = None, best: bool = False) -> None:
@@ -380,7 +420,8 @@ class Trainer:
         self._update_history(figures)
 
         def write() -> None:
-            checkpoint.save_checkpoint(self.folder, name, self.objective.target, state)
+            with self._averaged():
+                checkpoint.save_checkpoint(self.folder, name, self.objective.target, state)
             # `last` is written at the end: its state holds the best figure, so `best` must be there before it.
             if best:
                 checkpoint.point(self.folder, "best", name)
@@ -425,7 +466,10 @@ class Trainer:
         for phase in self.phases:
             phase.load_optimiser(state["optimisers"][phase.name])
         self.fabric.strategy.precision.load_state_dict(state["precision"])
-        self.state = LoopState(**{key: state[key] for key in asdict(LoopState())})
+        if self.average is not None:
+            self.average.load(state["own_weights"])
+        # Checkpoints of earlier versions have no plateaus.
+        self.state = LoopState(**{key: state[key] for key in asdict(LoopState()) if key in state})
         # If there were more processes before, some take the windows of several.
         own_windows = state["windows"][self.processes.rank :: self.processes.world]
         self.window = add_totals(

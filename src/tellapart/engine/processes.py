@@ -5,6 +5,7 @@ Processes are started by `torchrun` or Slurm's `srun`; a plain `tellapart train`
 
 from __future__ import annotations
 
+import atexit
 import inspect
 import logging
 import os
@@ -62,7 +63,15 @@ def open_fabric(precision: str = "full") -> Fabric:
         plugins=[LightningEnvironment()] if alone else None,
     )
     fabric.launch()
+    if not alone:
+        # Fabric does this for NCCL only. Threads of Gloo that outlive the interpreter now and then abort the process.
+        atexit.register(_close_groups)
     return fabric
+
+
+def _close_groups() -> None:
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 def _unsynced_buffers() -> dict[str, Any]:

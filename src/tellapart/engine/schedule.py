@@ -24,14 +24,15 @@ def make_optimiser(settings: TrainingSettings, parameters: Iterable[nn.Parameter
     )
 
 
-def learning_rate(settings: TrainingSettings, step: int, steps: int, steps_in_epoch: int) -> float:
-    """The learning rate of a step: linear warm-up, then constant, step decay or half a cosine to zero.
+def learning_rate(settings: TrainingSettings, step: int, steps: int, steps_in_epoch: int, cuts: int = 0) -> float:
+    """The learning rate of a step: linear warm-up, then constant, cut at intervals, cut at plateaus, or half a cosine.
 
     Args:
         settings: the recipe's `training` section.
         step: number of the step, from 0.
         steps: number of steps in the whole training.
         steps_in_epoch: number of steps in an epoch, for the `step` schedule.
+        cuts: number of plateaus so far, for the `plateau` schedule.
 
     Example:
         >>> halved = TrainingSettings(epochs=9, learning_rate=0.8, schedule="step", decay_epochs=3, decay_factor=0.5)
@@ -44,5 +45,7 @@ def learning_rate(settings: TrainingSettings, step: int, steps: int, steps_in_ep
         return settings.learning_rate
     if settings.schedule == "step":
         return settings.learning_rate * settings.decay_factor ** (step // (settings.decay_epochs * steps_in_epoch))
+    if settings.schedule == "plateau":
+        return settings.learning_rate * settings.decay_factor**cuts
     fraction = (step - settings.warmup_steps) / max(1, steps - settings.warmup_steps)
     return settings.learning_rate * 0.5 * (1 + math.cos(math.pi * fraction))

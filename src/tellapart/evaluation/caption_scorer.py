@@ -15,6 +15,7 @@ from tellapart.errors import DataError
 from tellapart.metrics import Interval, PairedDifference, evaluate, tokenize
 from tellapart.metrics.bootstrap import CorpusStatistic, confidence_intervals, mean_statistic, paired_bootstraps
 from tellapart.metrics.diversity import ORACLE, candidate_scores
+from tellapart.metrics.endings import ends_badly
 from tellapart.metrics.ngrams import ORDERS
 from tellapart.progress import ProgressLine
 
@@ -118,7 +119,10 @@ class CaptionScorer:
         statistics |= _bleu_statistics(self._references, first) if "Bleu_4" in corpus else {}
         # Of the diversity figures, those that are means; `distinct` and `vocabulary` are no sums over images.
         words = [tuple(caption.split()) for caption in first]
-        values = {"mean_length": np.array([len(caption) for caption in words])}
+        values = {
+            "mean_length": np.array([len(caption) for caption in words]),
+            "bad_endings": np.array([ends_badly(caption) for caption in first]),
+        }
         if self._training is not None:
             known = {tuple(caption.split()) for caption in self._training} | {()}
             values["novel"] = np.array([caption not in known for caption in words])
@@ -138,10 +142,16 @@ class CaptionScorer:
 
 
 def mean_of_measured(values: NDArray[np.float64]) -> CorpusStatistic:
-    """The mean of the values that are not NaN."""
+    """The mean of the values that are not NaN; that of all values where none of a drawn set was measured."""
     there = np.isfinite(values)
-    statistic = mean_statistic(np.where(there, values, 0.0))
-    return CorpusStatistic(statistic.columns * there[:, None], statistic.combine)
+    columns = mean_statistic(np.where(there, values, 0.0)).columns * there[:, None]
+    mean = values[there].mean()
+
+    def combine(sums: NDArray[np.float64]) -> NDArray[np.float64]:
+        total, count = sums[..., 0], sums[..., 1]
+        return np.asarray(np.divide(total, count, out=np.full(np.shape(total), mean), where=count > 0))
+
+    return CorpusStatistic(columns, combine)
 
 
 def _around(figure: float, values: NDArray[np.float64]) -> CorpusStatistic:

@@ -10,8 +10,9 @@ from typing import Any
 from tellapart.data.records import Record
 from tellapart.errors import RunError, did_you_mean
 from tellapart.evaluation.caption_scorer import CaptionScorer
-from tellapart.evaluation.evaluate import Evaluation, evaluate, measured_again, open_judge
+from tellapart.evaluation.evaluate import Evaluation, evaluate, evaluate_people, measured_again, open_judge
 from tellapart.evaluation.judge import Judge
+from tellapart.evaluation.people import PEOPLE, has_others, leave_one_out
 from tellapart.metrics import PairedDifference
 from tellapart.run import Run, open_run
 
@@ -27,15 +28,18 @@ class ComparedRun:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Runs side by side.
+    """Runs side by side, and people's captions beside them.
 
     Attributes:
-        rows: in table order.
+        rows: the runs in table order.
         control: label of the row that all others are compared with.
         treatment: label of the row whose captions the report shows.
         baseline: label of the row whose captions it shows beside them.
         judge: name of the judge that ranked the captions of all.
-        differences: label -> figure -> paired bootstrap of (row - control), for every row but the control.
+        listener: name of the listener that ranked them too, if there is one.
+        people: figures of people's captions, if they were measured.
+        differences: label -> figure -> paired bootstrap of (row - control), for every row but the control; that of
+            people's captions is called "people", and has the figures that both have.
         records: the images of the split, in row order.
     """
 
@@ -46,14 +50,24 @@ class Comparison:
     judge: str
     differences: dict[str, dict[str, PairedDifference]]
     records: list[Record]
+    listener: str | None = None
+    people: Evaluation | None = None
 
     def row(self, label: str) -> ComparedRun:
+        """The run with this label."""
         return next(row for row in self.rows if row.label == label)
+
+    @property
+    def evaluations(self) -> dict[str, Evaluation]:
+        """All rows of the table by label: the runs, then people's captions."""
+        found = {row.label: row.evaluation for row in self.rows}
+        return found if self.people is None else {**found, PEOPLE: self.people}
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "rows": {row.label: row.evaluation.corpus for row in self.rows},
+            "rows": {label: evaluation.corpus for label, evaluation in self.evaluations.items()},
             "judge": self.judge,
+            "listener": self.listener,
             "control": self.control,
             "treatment": self.treatment,
             "differences": {
@@ -70,8 +84,10 @@ def compare(
     treatment: str | None = None,
     baseline: str | None = None,
     judge: str | Sequence[Run | str | Path] | None = None,
+    listener: Run | str | Path | None = None,
     split: str = "test",
     retrieval_images: int | None = None,
+    people: bool | None = None,
 ) -> Comparison:
     """Evaluate every run and compare each with the control by paired bootstrap.
 
@@ -84,8 +100,11 @@ def compare(
         baseline: label of the run whose captions it shows beside them; by default the control.
         judge: who ranks the captions of all: a label, or runs (a captioner, several as an ensemble, or a retriever);
             by default the control.
+        listener: a run that ranks them too: a retriever, or a captioner, that had no part in any training.
         split: the images.
         retrieval_images: rank only the first so many images.
+        people: also measure people's captions: the first one of each image against its others (`evaluate_people`); by
+            default if every image of the split has at least two.
 
     Example:
         >>> found = compare({"MLE": mle, "CL": cl}, control="MLE")            # doctest: +SKIP
@@ -108,11 +127,25 @@ def compare(
             raise RunError(f"{label} ({run.folder}) has other data than {first.folder}; compare runs on the same data")
     ranking = Judge((opened[judge],)) if isinstance(judge, str) else open_judge(judge)
     judge_name = judge if isinstance(judge, str) else ranking.name
-    rows = [
-        ComparedRun(label, run, evaluate(run, split=split, under=ranking.runs, retrieval_images=retrieval_images))
-        for label, run in opened.items()
-    ]
+    people = has_others(first.data.dataset, split) if people is None else people
+    if people and PEOPLE in opened:
+        raise RunError(
+            f"'{PEOPLE}' is the label of people's captions; give the run {opened[PEOPLE].folder} another one"
+        )
+    opened_listener = None if listener is None else open_judge([listener])
+    measured_by: dict[str, Any] = {
+        "split": split,
+        "under": ranking.runs,
+        "listener": None if opened_listener is None else opened_listener.runs[0],
+        "retrieval_images": retrieval_images,
+    }
+    rows = [ComparedRun(label, run, evaluate(run, **measured_by)) for label, run in opened.items()]
     measure = CaptionScorer(first.data.dataset, split)
     measured = {row.label: measured_again(row.evaluation, measure) for row in rows}
     differences = {label: measure.differences(measured[label], measured[control]) for label in others}
-    return Comparison(rows, control, treatment, baseline, judge_name, differences, measure.records)
+    said = evaluate_people(first, **measured_by) if people else None
+    if said is not None:
+        others_measure = CaptionScorer(leave_one_out(first.data.dataset, split)[1], split)
+        differences[PEOPLE] = measure.differences(measured_again(said, others_measure), measured[control])
+    listener_name = None if opened_listener is None else opened_listener.name
+    return Comparison(rows, control, treatment, baseline, judge_name, differences, measure.records, listener_name, said)

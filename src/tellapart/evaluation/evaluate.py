@@ -1,4 +1,4 @@
-"""Measure captions: those of a run, or those of a file that anyone wrote; both in the same way.
+"""Measure captions: those of a run, those of a file that anyone wrote, or people's; all in the same way.
 
 Files written, into the run folder or beside the captions, or into a folder of choice:
 
@@ -11,7 +11,7 @@ Of other splits than the test split they are `captions-val.jsonl` and so on. Wha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,23 +20,29 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import ConfigDict, Field
 
-from tellapart.data.features import WHOLE, Part
 from tellapart.data.prepare import Prepared, open_dataset, prepare
 from tellapart.data.records import Dataset
 from tellapart.data.settings import DataSettings
-from tellapart.decoding.search import decode_store
+from tellapart.decoding.search import BLOCK, decode_store
 from tellapart.errors import DataError, RunError
 from tellapart.evaluation.caption_files import captions_of_images
 from tellapart.evaluation.caption_scorer import SAMPLES, SEED, CaptionScorer, Measured, mean_of_measured
-from tellapart.evaluation.judge import CaptionRanks, Judge, rank_captions
+from tellapart.evaluation.judge import Judge, rank_captions
+from tellapart.evaluation.people import PEOPLE, leave_one_out
+from tellapart.evaluation.self_retrieval import FORMAT as SELF_RETRIEVAL_FORMAT
 from tellapart.evaluation.self_retrieval import KS, SHOWN
 from tellapart.evaluation.similar_images import cider_between_similar, clip_scores_under, consensus_captions
+from tellapart.evaluation.true_listener import FORMAT as TRUE_LISTENER_FORMAT
+from tellapart.evaluation.true_listener import open_true_listener
 from tellapart.files import (
     REBUILD,
+    Pieces,
     Stored,
     check_output,
+    digest_of,
     find_or_make,
     find_or_make_rows,
+    read_model,
     read_models,
     write_json,
     write_jsonl,
@@ -47,9 +53,9 @@ from tellapart.progress import ProgressLine
 from tellapart.run import Run, open_run
 
 # The ranks in a row of `per_image.jsonl`, and what the figures made of them are called.
-RANKS = {"rank": "self_retrieval", "rank_under_judge": "under_judge"}
+RANKS = {"rank": "self_retrieval", "rank_under_judge": "under_judge", "rank_under_listener": "under_listener"}
 # One of these is in every row of `per_image.jsonl`, unless only few figures are measured.
-FIGURES = "CIDEr|Bleu_1|METEOR|ROUGE_L|SPICE|CIDErBtw|rank|rank_under_judge"
+FIGURES = "CIDEr|Bleu_1|METEOR|ROUGE_L|SPICE|CIDErBtw|rank|rank_under_judge|rank_under_listener"
 
 
 class CaptionRow(Stored):
@@ -80,6 +86,7 @@ class ImageRow(Stored):
     captions: list[str] = Field([], min_length=1)
     rank: int = Field(1, ge=1, le=2**31)
     rank_under_judge: int = Field(1, ge=1, le=2**31)
+    rank_under_listener: int = Field(1, ge=1, le=2**31)
     retrieved: list[str] = Field([])
 
 
@@ -129,11 +136,13 @@ class _Source:
 
     label: str
     folder: Path
+    settings: DataSettings  # of the data
     dataset: Dataset
     split: str
     captions: list[list[str]]
     prepared: Callable[[], Prepared]  # gives the images with features, encoded now if they are not
     run: Run | None = None  # that wrote the captions
+    references: str | None = None  # digest of the references, where they are not all captions of the data
 
     def path(self, name: str) -> Path:
         return _path(self.folder, name, self.split)
@@ -146,6 +155,7 @@ def evaluate(
     split: str = "test",
     against: Run | str | Path | None = None,
     under: Sequence[Run | str | Path] = (),
+    listener: Run | str | Path | None = None,
     retrieval_images: int | None = None,
     consensus: int | None = None,
     similar: int | None = None,
@@ -161,6 +171,8 @@ def evaluate(
         against: another run or file of the same images, for paired differences.
         under: a judge that also ranks images for the captions: a run of a captioner or retriever; several runs of
             captioners are an ensemble.
+        listener: another run of a retriever or captioner that also ranks images for the captions: one that had no part
+            in the training of any captioner. It may read features of another encoder.
         retrieval_images: rank only the first so many images (the work grows with their square).
         consensus: with several captions per image, keep this many by consensus re-ranking first.
         similar: also measure CIDErBtw with this many similar images.
@@ -171,14 +183,14 @@ def evaluate(
         >>> found = evaluate("captions.jsonl", "dataset_flickr8k.json", against="runs/mle")      # doctest: +SKIP
         >>> found.corpus["CIDEr"], found.differences["CIDEr"].p_value                            # doctest: +SKIP
     """
-    judge = open_judge(under) if under else None
+    judges = open_judges(under, listener)
     source = _open(what, data, split, out, differences=against is not None)
     other = None if against is None else _open(against, data, split, None, source)
     if other is not None and other.dataset.digest != source.dataset.digest:
         raise RunError(f"{other.label} has other data than {source.label}; compare captions of the same images")
-    if judge is not None:
+    for judge in judges.values():
         judge.check_data(source.dataset, source.label)
-    options = _Options(judge, retrieval_images, consensus, similar, metrics)
+    options = _Options(judges, retrieval_images, consensus, similar, metrics)
     measure = CaptionScorer(source.dataset, split, metrics)
     found = _measure(source, measure, options)
     if other is None:
@@ -196,22 +208,81 @@ def evaluate(
     return _with(found, against=control, differences=differences)
 
 
+def evaluate_people(
+    run: Run | str | Path,
+    *,
+    split: str = "test",
+    choice: int = 0,
+    under: Sequence[Run | str | Path] = (),
+    listener: Run | str | Path | None = None,
+    retrieval_images: int | None = None,
+    similar: int | None = None,
+    metrics: Sequence[str] | None = None,
+    out: str | Path | None = None,
+) -> Evaluation:
+    """Measure what people wrote as if a model had: of each image one caption, with its other captions as references.
+
+    There is no model of its own, so there is no self-retrieval; judge, listener and true listener rank as ever.
+
+    Args:
+        run: gives the data and, by default, the folder for the results.
+        split: the images; each needs at least two captions.
+        choice: which caption of an image is measured: this number, from 0, modulo the number of its captions.
+        under, listener, retrieval_images, similar, metrics: as for `evaluate`.
+        out: folder for the results; by default `people` in the run folder.
+
+    Example:
+        >>> people = evaluate_people("runs/mle", under=["runs/mle"], listener="runs/ranking")    # doctest: +SKIP
+        >>> people.corpus["under_listener_R@1"], people.corpus["true_listener_R@1"]              # doctest: +SKIP
+    """
+    judges = open_judges(under, listener)
+    run = run if isinstance(run, Run) else open_run(run)
+    folder = run.folder / PEOPLE if out is None else Path(out)
+    _check_outputs(folder, split, differences=False)
+    captions, others = leave_one_out(run.data.dataset, split, choice)
+    for judge in judges.values():
+        judge.check_data(run.data.dataset, str(run.folder))
+    source = _Source(
+        PEOPLE,
+        folder,
+        run.recipe.data,
+        run.data.dataset,
+        split,
+        [[caption] for caption in captions],
+        lambda: run.data,
+        references=others.digest,
+    )
+    options = _Options(judges, retrieval_images, None, similar, metrics)
+    return _measure(source, CaptionScorer(others, split, metrics), options)
+
+
 @dataclass(frozen=True)
 class _Options:
-    judge: Judge | None
+    judges: Mapping[str, Judge]  # who ranks, besides the captions' own model: key of the rank in a row -> judge
     retrieval_images: int | None
     consensus: int | None
     similar: int | None
     metrics: Sequence[str] | None
 
     def made_from(self) -> list[Any]:
-        judge = None if self.judge is None else self.judge.digest
-        return [judge, self.retrieval_images, self.consensus, self.similar, self.metrics]
+        digests = {key: judge.digest for key, judge in self.judges.items()}
+        judge = digests.pop("rank_under_judge", None)
+        others = [digests] if digests else []
+        return [judge, self.retrieval_images, self.consensus, self.similar, self.metrics, *others]
+
+    def name(self, key: str) -> str | None:
+        return self.judges[key].name if key in self.judges else None
 
 
 def open_judge(under: Sequence[Run | str | Path]) -> Judge:
     """The judge made of these runs or run folders."""
     return Judge(tuple(run if isinstance(run, Run) else open_run(run) for run in under))
+
+
+def open_judges(under: Sequence[Run | str | Path], listener: Run | str | Path | None) -> dict[str, Judge]:
+    """The judge and the listener, if they are given, by the key of their ranks."""
+    judges = {"rank_under_judge": open_judge(under)} if under else {}
+    return judges if listener is None else {**judges, "rank_under_listener": open_judge([listener])}
 
 
 # --- where captions come from -----------------------------------------------------------------------------------------
@@ -236,7 +307,9 @@ def _open(
         folder = run.folder if out is None else Path(out)
         _check_outputs(folder, split, differences=differences)
         captions = [group["captions"] for group in run_captions(run, split)]
-        return _Source(str(run.folder), folder, run.data.dataset, split, captions, lambda: run.data, run)
+        return _Source(
+            str(run.folder), folder, run.recipe.data, run.data.dataset, split, captions, lambda: run.data, run
+        )
     path = Path(what)
     folder = path.parent if out is None else Path(out)
     if not path.exists():
@@ -245,14 +318,14 @@ def _open(
         raise DataError(f"{folder}: a run folder keeps the run's own scores; name another one with --out")
     _check_outputs(folder if beside is None else beside.folder, split, path, differences=differences or bool(beside))
     if beside is not None:
-        dataset, prepared = beside.dataset, beside.prepared
+        settings, dataset, prepared = beside.settings, beside.dataset, beside.prepared
     elif data is not None:
         settings = DataSettings(source=data)
         dataset, prepared = open_dataset(settings), lambda: prepare(settings)
     else:
         raise DataError(f"{path}: name the data set that holds the references with --data")
     captions = captions_of_images(path, dataset.split(split), split)
-    return _Source(str(path), folder, dataset, split, captions, prepared)
+    return _Source(str(path), folder, settings, dataset, split, captions, prepared)
 
 
 def _check_outputs(folder: Path, split: str, *inputs: Path, differences: bool) -> None:
@@ -275,7 +348,8 @@ def _path(folder: Path, name: str, split: str) -> Path:
 def run_captions(run: Run, split: str, images: int | None = None) -> list[dict[str, Any]]:
     """Captions of a split by a run's model and its recipe's decoding: id and captions of each image.
 
-    They are kept in `captions.jsonl` (one row per caption, with log_prob and ended) and found again.
+    They are kept in `captions.jsonl` (one row per caption, with log_prob and ended) and found again. An interrupted
+    call continues: finished blocks of images are kept in a folder until all are there.
     """
     if run.recipe.trains == "retriever":
         raise RunError(f"{run.folder}: a retriever writes no captions; give the run of a captioner")
@@ -285,22 +359,48 @@ def run_captions(run: Run, split: str, images: int | None = None) -> list[dict[s
     ids = [record.id for record in records]
     decoding = run.recipe.decoding
 
-    def make() -> list[dict[str, Any]]:
-        captioner = run.captioner
-        run.data.store.check(run.data.dataset, captioner.encoder)
-        line = ProgressLine(f"captioning {run.recipe.name}", " images")
-        rows = [run.data.dataset.row(id) for id in ids]
-        said = decode_store(captioner, run.data.store, rows, decoding, line.update)
-        return [{"id": id, **asdict(one)} for id, several in zip(ids, said, strict=True) for one in several]
-
     data = [run.data.dataset.digest, run.data.pictures_digest()]
     made_from = [run.model_digest, *data, decoding.model_dump(mode="json"), ids]
+    pieces = Pieces(path.with_name(f"{path.stem}-unfinished-{digest_of(made_from)[:16]}"))
     found: dict[str, list[str]] = {}
-    for row in find_or_make_rows(path, made_from, make, CaptionRow):
+    for row in find_or_make_rows(path, made_from, lambda: _caption(run, ids, pieces), CaptionRow):
         found.setdefault(row.id, []).append(row.caption)
+    pieces.remove()
     if list(found) != ids or len({len(captions) for captions in found.values()}) != 1:
         raise DataError(f"{path}: is damaged (it does not have the captions of all images); {REBUILD}")
     return [{"id": id, "captions": captions} for id, captions in found.items()]
+
+
+class _CaptionBlock(Stored):
+    """`images-N.json`: captions of a block of images."""
+
+    rows: list[CaptionRow]
+
+
+def _caption(run: Run, ids: Sequence[str], pieces: Pieces) -> list[dict[str, Any]]:
+    """Caption these images, a block at a time; gives the rows of `captions.jsonl`."""
+    captioner, dataset, store = run.captioner, run.data.dataset, run.data.store
+    store.check(dataset, captioner.encoder)
+    line = ProgressLine(f"captioning {run.recipe.name}", " images")
+    found: list[dict[str, Any]] = []
+    for start in range(0, len(ids), BLOCK):
+        block, name = ids[start : start + BLOCK], f"images-{start:09d}"
+
+        def read(path: Path, block: Sequence[str] = block) -> dict[str, Any]:
+            piece = read_model(path, _CaptionBlock, "piece of unfinished captions")
+            if list(dict.fromkeys(row.id for row in piece.rows)) != list(block):
+                raise DataError(f"{path}: is damaged (it is of other images); {REBUILD}")
+            return piece.model_dump()
+
+        piece = pieces.find(name, read)
+        if piece is None:
+            line.update(start, len(ids))  # only of blocks made now, so that found ones do not count for the rate
+            said = decode_store(captioner, store, [dataset.row(id) for id in block], run.recipe.decoding)
+            rows = [{"id": id, **asdict(one)} for id, several in zip(block, said, strict=True) for one in several]
+            piece = pieces.keep(name, {"rows": rows})
+        found += piece["rows"]
+    line.update(len(ids), len(ids))
+    return found
 
 
 # --- figures ----------------------------------------------------------------------------------------------------------
@@ -317,7 +417,9 @@ def _measure(source: _Source, measure: CaptionScorer, options: _Options, keep: b
         measured = measure.measure(captions)
         ids = [record.id for record in measure.records]
         rows.extend(_caption_row(id, texts) for id, texts in zip(ids, captions, strict=True))
-        _add_ranks(source, captions, measured, rows, options)
+        references = [record.captions for record in measure.records]
+        _add_ranks(source, captions, references, measured, rows, options)
+        _add_true_listener(source, captions, measured, options)
         if options.similar is not None:
             first = [texts[0] for texts in captions]
             measured.add("CIDErBtw", cider_between_similar(source.prepared(), source.split, first, options.similar))
@@ -336,20 +438,24 @@ def _measure(source: _Source, measure: CaptionScorer, options: _Options, keep: b
             "split": source.split,
             "images": len(rows),
             "captions_per_image": len(captions[0]),
-            "judge": None if options.judge is None else options.judge.name,
+            "judge": options.name("rank_under_judge"),
+            "listener": options.name("rank_under_listener"),
             "corpus": measured.corpus,
             "intervals": {name: [interval.low, interval.high] for name, interval in intervals.items()},
             "not_reported": measured.not_reported,
             "bootstrap": {"samples": SAMPLES, "seed": SEED},
         }
 
-    made_from = [source.dataset.digest, source.split, source.captions, options.made_from()]
+    made_from: list[Any] = [source.dataset.digest, source.split, source.captions, options.made_from()]
     if source.run is not None:
-        made_from.append(source.run.model_digest)
-    if options.judge is not None:
-        made_from.append(options.judge.data.pictures_digest())
+        made_from += [source.run.model_digest, {"self_retrieval": SELF_RETRIEVAL_FORMAT}]
+    if source.references is not None:
+        made_from.append(source.references)
+    made_from += [judge.data.pictures_digest() for judge in options.judges.values()]
     if source.run is not None or options.consensus is not None or options.similar is not None:
         made_from.append(source.prepared().pictures_digest())
+    if source.settings.source == "scenes":
+        made_from.append({"true_listener": TRUE_LISTENER_FORMAT})
     path = source.path("scores.json")
     content = find_or_make(path, made_from, make, ScoreFile) if keep else ScoreFile.model_validate(make(), strict=False)
     if not content.intervals.keys() <= content.corpus.keys():
@@ -377,17 +483,16 @@ def _caption_row(id: str, captions: Sequence[str]) -> dict[str, Any]:
 def _add_ranks(
     source: _Source,
     captions: Sequence[Sequence[str]],
+    references: Sequence[Sequence[str]],
     measured: Measured,
     rows: list[dict[str, Any]],
     options: _Options,
 ) -> None:
-    """Ranks under the model that wrote the captions and under the judge, into the rows and the figures."""
+    """Ranks under the model that wrote the captions, the judge and the listener, into the rows and the figures."""
     first = [texts[0] for texts in captions][: options.retrieval_images]
     ids = [row["id"] for row in rows][: len(first)]
-    judges = {"rank_under_judge": options.judge} if options.judge is not None else {}
-    if source.run is not None:
-        judges = {"rank": Judge((source.run,)), **judges}
-    for key, judge in judges.items():
+    own = {} if source.run is None else {"rank": Judge((source.run,))}
+    for key, judge in {**own, **options.judges}.items():
         ranking = rank_captions(judge, ids, first, shown=SHOWN if key == "rank" else 0)
         assert ranking is not None  # all parts were ranked
         for row, rank in zip(rows, ranking.ranks.tolist(), strict=False):
@@ -396,9 +501,24 @@ def _add_ranks(
             for row, found in zip(rows, ranking.first.tolist(), strict=False):
                 row["retrieved"] = [ids[position] for position in found]
         _add_rank_figures(measured, RANKS[key], _column(rows, key))
-        if judge.is_retriever:
-            for name, values in clip_scores_under(judge, ids, first).items():
+        if key == "rank_under_judge" and judge.is_retriever:
+            for name, values in clip_scores_under(judge, ids, first, references[: len(first)]).items():
                 measured.add(name, np.concatenate([values, np.full(len(rows) - len(values), np.nan)]))
+
+
+def _add_true_listener(
+    source: _Source, captions: Sequence[Sequence[str]], measured: Measured, options: _Options
+) -> None:
+    """What the true listener makes of each image's first caption, if the data are the embedded scenes."""
+    listener = open_true_listener(source.settings, source.dataset, source.split)
+    if listener is None:
+        return
+    for name, values in listener.figures([texts[0] for texts in captions], options.retrieval_images).items():
+        # A small split may have no near-duplicates, and captions may claim nothing.
+        if np.isfinite(values).any():
+            measured.add(name, values)
+    images = int(np.isfinite(measured.per_image["true_listener_mean_rank"]).sum())
+    measured.corpus |= {"true_listener_chance_R@1": 1 / images, "true_listener_images": images}
 
 
 def _column(rows: Sequence[dict[str, Any]], key: str) -> NDArray[np.float64]:
@@ -439,77 +559,3 @@ def measured_again(evaluation: Evaluation, measure: CaptionScorer) -> Measured:
 
 def _with(evaluation: Evaluation, **changes: Any) -> Evaluation:
     return Evaluation(**{**vars(evaluation), **changes})
-
-
-# --- self-retrieval ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class SelfRetrievalStudy:
-    """What `self_retrieval_study` measured.
-
-    Attributes:
-        folder: holds `ranks.jsonl` (id, caption, score, rank) and `self_retrieval.json` (the figures).
-        figures: recalls with chance beside, mean and median rank, and the share of the work that was saved.
-    """
-
-    folder: Path
-    figures: dict[str, float]
-
-
-def self_retrieval_study(
-    run: Run,
-    *,
-    captions: Path | None = None,
-    under: Sequence[Run | str | Path] = (),
-    split: str = "test",
-    images: int | None = None,
-    part: Part = WHOLE,
-    out: Path | None = None,
-) -> SelfRetrievalStudy | None:
-    """Let captions look for their images, and write `ranks.jsonl` and `self_retrieval.json`.
-
-    Args:
-        run: whose captions are ranked, and who ranks them.
-        captions: a file of captions instead; of several per image the first is taken.
-        under: another judge: a run of a captioner or retriever; several runs of captioners are an ensemble.
-        split: the images.
-        images: only the first so many.
-        part: the blocks of images this process ranks; other processes rank the others.
-        out: folder for the files; by default `self-retrieval` or `self-retrieval-under-RUN` in the run folder.
-
-    Returns:
-        The figures; `None` while other parts are missing.
-    """
-    judge = open_judge(under or [run])
-    names = "+".join(one.folder.name for one in judge.runs)
-    folder = out or run.folder / ("self-retrieval" if not under else f"self-retrieval-under-{names}")
-    inputs = [] if captions is None else [captions]
-    check_output(folder / "ranks.jsonl", "id", "caption", "log_prob|similarity", "rank", inputs=inputs)
-    check_output(folder / "self_retrieval.json", "judge", "split", "figures", inputs=inputs)
-    judge.check_data(run.data.dataset, str(run.folder))
-    records = run.data.dataset.split(split)[:images]
-    if captions is None:
-        first = [group["captions"][0] for group in run_captions(run, split, images)]
-    else:
-        first = [texts[0] for texts in captions_of_images(captions, records, split, only_these=False)]
-    ids = [record.id for record in records]
-    ranking = rank_captions(judge, ids, first, part=part)
-    if ranking is None:
-        return None
-    rows = [
-        {"id": id, "caption": caption, ranking.score_name: score, "rank": rank}
-        for id, caption, score, rank in zip(ids, first, ranking.scores.tolist(), ranking.ranks.tolist(), strict=True)
-    ]
-    write_jsonl(folder / "ranks.jsonl", rows)
-    figures = {"images": float(len(ids)), **_recalls(ranking), **ranking.saved}
-    write_json(folder / "self_retrieval.json", {"judge": judge.name, "split": split, "figures": figures})
-    return SelfRetrievalStudy(folder, figures)
-
-
-def _recalls(ranking: CaptionRanks) -> dict[str, float]:
-    summary = ranking.summary()
-    figures: dict[str, float] = {}
-    for k, recall in summary.recalls.items():
-        figures |= {f"R@{k}": recall, f"chance_R@{k}": summary.chance[k]}
-    return {**figures, "mean_rank": summary.mean, "median_rank": summary.median}

@@ -21,7 +21,7 @@ from tellapart.errors import DataError, RunError
 from tellapart.evaluation.retrieval import RankedSplit, first_captions, first_images, rank_split, shown_queries
 from tellapart.files import Stored, check_output, find_or_make, read_models, write_jsonl
 from tellapart.metrics import PairedDifference, RetrievalRanks, summarize_retrieval
-from tellapart.metrics.bootstrap import CorpusStatistic, paired_bootstraps
+from tellapart.metrics.bootstrap import CorpusStatistic, paired_bootstraps_over_seeds
 from tellapart.metrics.ranks import KS
 from tellapart.models import add_measured
 from tellapart.progress import ProgressLine
@@ -59,6 +59,7 @@ class RetrievalFile(Stored):
     """`retrieval.json`."""
 
     figures: dict[str, int | float]
+    reranked: bool = False
     folds: dict[str, int | float]
     shown: ShownQueries
 
@@ -97,7 +98,11 @@ class RetrievalEvaluation:
 
 
 def evaluate_retrieval(
-    run: Run, split: str = "test", folds: int | None = None, out: str | Path | None = None
+    run: Run,
+    split: str = "test",
+    folds: int | None = None,
+    out: str | Path | None = None,
+    exact: bool | None = None,
 ) -> RetrievalEvaluation:
     """Measure a retriever, or find what an earlier call measured.
 
@@ -106,6 +111,8 @@ def evaluate_retrieval(
         split: the images.
         folds: also give the means over this many folds of consecutive images (COCO's "1K": 5).
         out: folder for the files; by default the run's.
+        exact: for retrievers that compare pair by pair (SCAN): compare all pairs, however many. By default, galleries
+            of more than 10 million pairs are searched by coarse vectors first and the best 100 compared.
 
     Example:
         >>> measured = evaluate_retrieval(open_run("runs/flickr8k-ranking-1a2b3c4d"))   # doctest: +SKIP
@@ -122,7 +129,7 @@ def evaluate_retrieval(
         name = run.recipe.name
         embedding = ProgressLine(f"embedding with {name}", " items")
         ranking = ProgressLine(f"ranking with {name}", " images")
-        ranked = rank_split(retriever, run.data, split, folds, embedding.update, ranking.update)
+        ranked = rank_split(retriever, run.data, split, folds, embedding.update, ranking.update, exact=exact)
         content = _write_rows(folder, name, split, ranked)
         if folder == run.folder:
             add_measured(run.folder, split, content["figures"])
@@ -130,6 +137,8 @@ def evaluate_retrieval(
 
     settings = retriever.settings.model_dump(mode="json")
     made_from = [run.model_digest, run.data.dataset.digest, run.data.pictures_digest(), settings, split, folds]
+    if exact is not None:
+        made_from.append(exact)
     path = _path(folder, split)
     found = find_or_make(path, made_from, make, RetrievalFile)
     records = run.data.dataset.split(split)
@@ -170,11 +179,11 @@ def compare_seeds(
     prepared: Prepared,
     figures: Collection[str] | None = None,
 ) -> dict[str, PairedDifference]:
-    """The same for retrievers that were trained several times: an image's hits are their means over the trainings.
+    """The same for retrievers that were trained several times: trainings are drawn too, paired by seed.
 
     Args:
         compared: one retriever's ranks, by seed.
-        control: the other's, on the same images and captions.
+        control: the other's, on the same images and captions, in the same order of seeds.
         prepared: their data.
         figures: which ones; by default all.
     """
@@ -186,8 +195,8 @@ def compare_seeds(
     records = {record.id: record for record in prepared.dataset}
     families = [records[row["id"]].family or row["id"] for row in first.images]
     groups = np.unique(families, return_inverse=True)[1]
-    sides = [_mean_statistics([_statistics(one.ranks) for one in side], figures) for side in (control, compared)]
-    return paired_bootstraps(sides[0], sides[1], groups=groups)
+    sides = [[_statistics(one.ranks, figures) for one in side] for side in (control, compared)]
+    return paired_bootstraps_over_seeds(sides[0], sides[1], groups=groups)
 
 
 def _items(measured: RetrievalEvaluation) -> list[tuple[str, str | None]]:
@@ -195,19 +204,8 @@ def _items(measured: RetrievalEvaluation) -> list[tuple[str, str | None]]:
     return [(row["id"], row.get("caption")) for row in (*measured.images, *measured.captions)]
 
 
-def _mean_statistics(
-    seeds: Sequence[dict[str, CorpusStatistic]], figures: Collection[str] | None
-) -> dict[str, CorpusStatistic]:
-    """Sums over images averaged over seeds: every figure is a ratio of hits to counts, and counts are equal."""
-    return {
-        name: CorpusStatistic(np.mean([seed[name].columns for seed in seeds], axis=0), statistic.combine)
-        for name, statistic in seeds[0].items()
-        if figures is None or name in figures
-    }
-
-
-def _statistics(ranks: RetrievalRanks) -> dict[str, CorpusStatistic]:
-    """Figures as functions of sums over images; a caption counts for its image."""
+def _statistics(ranks: RetrievalRanks, figures: Collection[str] | None = None) -> dict[str, CorpusStatistic]:
+    """Figures (`None`: all) as functions of sums over images; a caption counts for its image."""
     owner = np.repeat(np.arange(len(ranks.captions_of)), ranks.captions_of)
 
     def of_captions(values: NDArray[Any]) -> NDArray[np.float64]:
@@ -222,7 +220,8 @@ def _statistics(ranks: RetrievalRanks) -> dict[str, CorpusStatistic]:
     ratios["text_to_image_mean_rank"] = (of_captions(captions), counts[-1])
     statistics = {name: CorpusStatistic(np.stack(pair, axis=1), _ratios) for name, pair in ratios.items()}
     columns = [column for name in names for column in ratios[name]]
-    return {**statistics, "R@sum": CorpusStatistic(np.stack(columns, axis=1), _ratios)}
+    statistics["R@sum"] = CorpusStatistic(np.stack(columns, axis=1), _ratios)
+    return {name: statistic for name, statistic in statistics.items() if figures is None or name in figures}
 
 
 def _ratios(sums: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -253,7 +252,8 @@ def _write_rows(folder: Path, name: str, split: str, ranked: RankedSplit) -> dic
         "split": split,
         "images": len(images),
         "captions": len(captions),
-        "figures": summarize_retrieval(ranks).figures(),
+        "figures": ranked.figures(),
+        "reranked": ranked.scores.reranked,
         "fold_count": len(ranked.folds),
         "folds": summarize_retrieval(ranked.folds).figures() if ranked.folds else {},
         "shown": _shown(ranked, images, captions),

@@ -1,8 +1,8 @@
 """Rank images for captions under a judge: one way for `evaluate`, `compare`, `self-retrieval` and studies.
 
 A judge is a captioner, which ranks images by p(caption | image), an ensemble of captioners, or a retriever, which ranks
-them by similarity. Ranks are kept in the folder `ranks/` of the judge's run and found again, whoever asks for them;
-an interrupted ranking continues.
+them by similarity. A listener is a second judge, which had no part in any training. Ranks are kept in the folder
+`ranks/` of the judge's run and found again, whoever asks for them; an interrupted ranking continues.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tellapart.data.records import Dataset
 from tellapart.decoding.ensemble import Ensemble
 from tellapart.errors import DataError, RunError
 from tellapart.evaluation.retrieval import rank_captions_under
-from tellapart.evaluation.self_retrieval import KS, SHOWN, SelfRetrieval, self_retrieval_part
+from tellapart.evaluation.self_retrieval import FORMAT, KS, SHOWN, SelfRetrieval, self_retrieval_part
 from tellapart.files import REBUILD, Stored, check_folder, digest_of, find_or_make
 from tellapart.metrics import RankSummary, summarize_ranks
 from tellapart.progress import ProgressLine
@@ -62,8 +62,9 @@ class Judge:
 
     @cached_property
     def digest(self) -> str:
-        """Identifies the weights and, for a retriever, its settings."""
-        return digest_of([[run.model_digest, run.recipe.retriever] for run in self.runs])
+        """Identifies the weights, for a retriever its settings, and for captioners the version of their ranking."""
+        models = [[run.model_digest, run.recipe.retriever] for run in self.runs]
+        return digest_of(models if self.is_retriever else [FORMAT, *models])
 
     @property
     def folder(self) -> Path:
@@ -73,7 +74,9 @@ class Judge:
     def check_data(self, dataset: Dataset, whose: str) -> None:
         """Refuse captions of other data than the judge's."""
         if dataset.digest != self.data.dataset.digest:
-            raise RunError(f"{self.runs[0].folder} has other data than {whose}; use a judge trained on the same data")
+            raise RunError(
+                f"{self.runs[0].folder} has other data than {whose}; use a judge or listener trained on the same data"
+            )
 
 
 class RankFile(Stored):
@@ -190,8 +193,9 @@ def _rank_under_captioner(
     dataset, store = judge.data.dataset, judge.data.store
     store.check(dataset, judge.model.encoder)
     line = ProgressLine(f"ranking under {judge.name}", " pairs")
+    targets = ProgressLine(f"scoring captions under {judge.name}", " pairs")
     rows = [dataset.row(id) for id in ids]
-    return self_retrieval_part(judge.model, store, rows, captions, blocks, part, shown, line.update)
+    return self_retrieval_part(judge.model, store, rows, captions, blocks, part, shown, line.update, targets.update)
 
 
 def _content(

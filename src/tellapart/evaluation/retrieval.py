@@ -5,6 +5,9 @@ and one block, whatever the number of pairs. Scores that differ by less than `RO
 ties, and ties count against the query (`metrics.ranks`): smaller differences depend on batching, not on the retriever.
 Vectors are compared in float32, and again in float64 where float32 could be wrong about a tie
 (`evaluation.vector_ranks`): the ranks are those of float64.
+
+A retriever without index vectors compares pair by pair. With more pairs than `EXACT_PAIRS` it re-ranks the first
+`RERANKED` that its coarse vectors find (`evaluation.rerank`), unless exact ranks are asked for.
 """
 
 from __future__ import annotations
@@ -19,9 +22,10 @@ from numpy.typing import NDArray
 from tellapart.data.features import FeatureStore
 from tellapart.data.prepare import Prepared
 from tellapart.errors import DataError
+from tellapart.evaluation.rerank import reranked_ranks
 from tellapart.evaluation.self_retrieval import KS
 from tellapart.evaluation.vector_ranks import vector_ranks
-from tellapart.metrics import RankSummary, RetrievalRanks, retrieval_ranks, summarize_ranks
+from tellapart.metrics import RankSummary, RetrievalRanks, retrieval_ranks, summarize_ranks, summarize_retrieval
 from tellapart.retrievers.base import Raw, Retriever, move, take
 
 # Items embedded at a time; images × captions compared at a time by retrievers without index vectors.
@@ -29,9 +33,14 @@ AT_ONCE = 128
 # Captions compared with a block of images at a time.
 COLUMNS = 4096
 ROUNDING = 1e-6
+# Pairs that a retriever without index vectors compares without re-ranking: all of Flickr8k's test split, not COCO's 5K.
+EXACT_PAIRS = 10_000_000
+RERANKED = 100
 FIRST = 5
 # Example queries per direction.
 SHOWN = 8
+# Names of the branches of a retriever that has two.
+BRANCHES = ("instance", "concept")
 
 OnProgress = Callable[[int, int], None]
 
@@ -53,9 +62,9 @@ class Gallery:
     image_of_caption: NDArray[np.int64]
 
     @classmethod
-    def of_split(cls, prepared: Prepared, split: str) -> Gallery:
-        """The images of a split that have captions."""
-        records = [record for record in prepared.dataset.split(split) if record.captions]
+    def of_split(cls, prepared: Prepared, split: str, images: int | None = None) -> Gallery:
+        """The images of a split that have captions, or the first so many of them."""
+        records = [record for record in prepared.dataset.split(split) if record.captions][:images]
         if not records:
             raise DataError(f"{prepared.dataset.name}: no image of the split '{split}' has a caption; take another one")
         return cls(
@@ -75,9 +84,11 @@ class PairScores:
         rows: the images' rows in the store.
         captions: compared with the images.
         on_progress: called with items embedded and items in all.
+        exact: compare all pairs, however many; by default up to `EXACT_PAIRS`.
 
     Attributes:
         rounding: scores that differ by less are equal.
+        reranked: whether only the first items found by coarse vectors are compared pair by pair.
     """
 
     def __init__(
@@ -87,9 +98,12 @@ class PairScores:
         rows: Sequence[int],
         captions: Sequence[str],
         on_progress: OnProgress | None = None,
+        exact: bool | None = None,
     ) -> None:
         self.retriever = retriever
         self.shape = (len(rows), len(captions))
+        many = len(rows) * len(captions) > EXACT_PAIRS and not exact
+        self.reranked = many and not retriever.has_index_vectors and retriever.has_coarse_vectors
         device, of = retriever.device, sum(self.shape)
 
         def image(start: int) -> Raw:
@@ -107,13 +121,14 @@ class PairScores:
                 if on_progress is not None:
                     on_progress(done + min(count, start + AT_ONCE), of)
             done += count
-        self._images, self._texts = embedded
         self.rounding = ROUNDING
-        if retriever.has_index_vectors:
+        if not retriever.has_index_vectors:
+            self._images, self._texts = embedded
+        else:
             self._image_vectors, self._text_vectors = (_stacked(chunks) for chunks in embedded)
             # The largest possible score: 1 for cosines.
-            longest = [np.linalg.norm(v, axis=1).max(initial=0.0) for v in (self._image_vectors, self._text_vectors)]
-            self.rounding = ROUNDING * float(longest[0] * longest[1])
+            squares = [np.einsum("ij,ij->i", v, v).max(initial=0.0) for v in (self._image_vectors, self._text_vectors)]
+            self.rounding = ROUNDING * float(np.sqrt(squares[0]) * np.sqrt(squares[1]))
 
     @torch.no_grad()
     def _embed(self, embed: Callable[[int], Raw], start: int) -> Raw:
@@ -151,10 +166,48 @@ class PairScores:
             vectors = self._image_vectors[images.start : images.stop], self._text_vectors[texts]
             return vector_ranks(*vectors, owner, rounding=self.rounding, on_progress=on_progress)
 
+        if self.reranked:
+            return self._ranks_of_first(images, texts, owner, on_progress)
+
         def block(rows: slice, columns: NDArray[np.int64]) -> NDArray[np.float64]:
             return self(slice(images.start + rows.start, images.start + rows.stop), columns + first)
 
         return retrieval_ranks(block, owner, len(images), rounding=self.rounding, on_progress=on_progress)
+
+    def branch_ranks(self, branch: int, image_of_caption: NDArray[np.int64]) -> RetrievalRanks | None:
+        """Ranks by one branch of the retriever alone; `None` if its part of the index vectors is zero or not there.
+
+        Args:
+            branch: its place in `Retriever.branches`.
+            image_of_caption: as in `ranks`.
+        """
+        widths = self.retriever.branch_widths()
+        if len(widths) < 2 or sum(widths) != self._image_vectors.shape[1]:
+            return None
+        first = sum(widths[:branch])
+        images, texts = (v[:, first : first + widths[branch]] for v in (self._image_vectors, self._text_vectors))
+        longest = [float(np.sqrt(np.einsum("ij,ij->i", v, v).max(initial=0.0))) for v in (images, texts)]
+        if not all(longest):
+            return None
+        return vector_ranks(images, texts, image_of_caption, rounding=ROUNDING * longest[0] * longest[1])
+
+    @torch.no_grad()
+    def _ranks_of_first(
+        self, images: range, texts: slice, owner: NDArray[np.int64], on_progress: OnProgress | None
+    ) -> RetrievalRanks:
+        """`reranked_ranks` among these consecutive images and their captions."""
+        retriever, device = self.retriever, self.retriever.device
+        coarse = [
+            np.concatenate([retriever.coarse_vectors(chunk).float().numpy() for chunk in chunks])
+            for chunks in (self._images, self._texts)
+        ]
+
+        def compare(rows: NDArray[np.int64], columns: NDArray[np.int64]) -> NDArray[np.float64]:
+            some = _items(self._images, rows + images.start), _items(self._texts, columns + texts.start)
+            return retriever.similarity(*(move(raw, device) for raw in some)).double().cpu().numpy()
+
+        vectors = coarse[0][images.start : images.stop], coarse[1][texts]
+        return reranked_ranks(*vectors, owner, compare, RERANKED, self.rounding, on_progress)
 
     @torch.no_grad()
     def _compared(self, rows: NDArray[np.int64], columns: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -170,8 +223,16 @@ class PairScores:
 
 
 def _stacked(chunks: list[Raw]) -> NDArray[np.float32]:
+    """The vectors of all chunks, which are dropped one by one: memory holds them once."""
     vectors = [chunk for chunk in chunks if isinstance(chunk, torch.Tensor)]
-    return torch.cat(vectors).float().numpy() if vectors else np.zeros((0, 1), np.float32)
+    chunks.clear()
+    rows = sum(map(len, vectors))
+    stacked = np.empty((rows, vectors[0].shape[1] if vectors else 1), np.float32)
+    while vectors:
+        chunk = vectors.pop()
+        rows -= len(chunk)
+        stacked[rows : rows + len(chunk)] = chunk.float().numpy()
+    return stacked
 
 
 def _chosen(chunks: list[Raw], places: NDArray[np.int64]) -> Iterator[Raw]:
@@ -183,6 +244,14 @@ def _chosen(chunks: list[Raw], places: NDArray[np.int64]) -> Iterator[Raw]:
             yield take(chunk, torch.from_numpy(here))
 
 
+def _items(chunks: list[Raw], places: NDArray[np.int64]) -> Raw:
+    """The items at these places (in rising order), together."""
+    parts = list(_chosen(chunks, places))
+    if isinstance(parts[0], torch.Tensor):
+        return torch.cat([part for part in parts if isinstance(part, torch.Tensor)])
+    return tuple(torch.cat([part[place] for part in parts]) for place in range(len(parts[0])))
+
+
 @dataclass(frozen=True)
 class RankedSplit:
     """Ranks in both directions, and the scores they come from.
@@ -192,12 +261,21 @@ class RankedSplit:
         scores: block by block.
         ranks: among all of them.
         folds: the same within each fold, if any.
+        branches: branch -> ranks by it alone, of a retriever with several.
     """
 
     gallery: Gallery
     scores: PairScores
     ranks: RetrievalRanks
     folds: list[RetrievalRanks]
+    branches: dict[str, RetrievalRanks]
+
+    def figures(self) -> dict[str, float]:
+        """The figures of all ranks, and `R@sum` of each branch alone, such as `concept_R@sum`."""
+        alone = {
+            f"{name}_R@sum": summarize_retrieval(ranks).figures()["R@sum"] for name, ranks in self.branches.items()
+        }
+        return {**summarize_retrieval(self.ranks).figures(), **alone}
 
 
 def rank_split(
@@ -207,6 +285,8 @@ def rank_split(
     folds: int | None = None,
     on_embedding: OnProgress | None = None,
     on_ranking: OnProgress | None = None,
+    images: int | None = None,
+    exact: bool | None = None,
 ) -> RankedSplit:
     """Rank all captions of a split for each of its images, and all images for each caption.
 
@@ -217,6 +297,8 @@ def rank_split(
         folds: also rank within this many equal folds of consecutive images (COCO's "1K": 5 folds of its 5,000).
         on_embedding: called with items embedded and items in all.
         on_ranking: called with images done and images in all.
+        images: only the first so many images of the split.
+        exact: see `PairScores`.
 
     Example:
         >>> ranked = rank_split(retriever, prepared, "val")                       # doctest: +SKIP
@@ -224,16 +306,18 @@ def rank_split(
         3.12
     """
     prepared.store.check(prepared.dataset, retriever.encoder)
-    gallery = Gallery.of_split(prepared, split)
-    images = len(gallery.ids)
-    if folds is not None and (folds < 1 or images % folds):
-        raise DataError(f"{images} images cannot be cut into {folds} equal folds; take another number of folds")
-    scores = PairScores(retriever, prepared.store, gallery.rows, gallery.captions, on_embedding)
+    gallery = Gallery.of_split(prepared, split, images)
+    count = len(gallery.ids)
+    if folds is not None and (folds < 1 or count % folds):
+        raise DataError(f"{count} images cannot be cut into {folds} equal folds; take another number of folds")
+    scores = PairScores(retriever, prepared.store, gallery.rows, gallery.captions, on_embedding, exact)
     owner = gallery.image_of_caption
     ranks = scores.ranks(owner, on_progress=on_ranking)
-    size = images // (folds or 1)
-    within = [scores.ranks(owner, range(start, start + size)) for start in range(0, images, size)] if folds else []
-    return RankedSplit(gallery, scores, ranks, within)
+    size = count // (folds or 1)
+    within = [scores.ranks(owner, range(start, start + size)) for start in range(0, count, size)] if folds else []
+    several = BRANCHES if len(retriever.branch_widths()) > 1 else ()
+    alone = {name: scores.branch_ranks(branch, owner) for branch, name in enumerate(several)}
+    return RankedSplit(gallery, scores, ranks, within, {name: of for name, of in alone.items() if of is not None})
 
 
 @dataclass(frozen=True)

@@ -10,15 +10,15 @@ The ranks are exact, as if all captions × images were scored, but most scores n
 - ln p can only fall as a caption grows, so an image whose ln p is below the true image's final score is dropped.
   The true images' scores are therefore computed first, in one pass over N pairs.
 
-Scores within `ROUNDING` of the true image's are ties, and ties count against the caption: smaller differences depend on
-batching, not on the model.
+Scores within `tolerance` of the true image's are ties, and ties count against the caption: smaller differences depend
+on batching, not on the model. The tolerance is proportional to |ln p|, as the rounding of float32 is.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,20 +33,26 @@ from tellapart.decoding.base import Decodable
 from tellapart.errors import DataError
 from tellapart.evaluation.prefix_tree import PrefixTree
 from tellapart.evaluation.tree_scores import Reached, TreeScorer, pair_scores
-from tellapart.files import REBUILD, Stored, digest_of, read_model, write_json
+from tellapart.files import REBUILD, Pieces, Stored, digest_of, read_model
 from tellapart.metrics import RankSummary, summarize_ranks
+from tellapart.models import weights_digest
 from tellapart.text import END, PAD
 
 KS = (1, 5, 10, 50, 500)
 SHOWN = 5
 # Images per progress update, and per file of an unfinished ranking.
 SHARD = 32
-# Scores that differ by less are equal. A score lower by more than the margin is lower whatever the batching; the margin
-# is for |ln p| up to 10 and grows with it.
-ROUNDING = 1e-5
-MARGIN = 1e-4
-# Version of the files of an unfinished ranking.
-FORMAT = 1
+# Pairs per file of those that are scored first.
+PAIRS = 1024
+# Scores that differ by less than this share of |ln p| are equal: 8 units of float32's precision, about 1e-6. Between
+# teacher forcing and stepping up to 1.8 units were measured. The words of a likely caption have ln p near 0 but logits
+# as large as others, and rounding follows the logits: |ln p| below 10 counts as 10.
+ROUNDING = 8 * float(np.finfo(np.float32).eps)
+SMALLEST = 10.0
+# An image is dropped only if its score is lower by so many tolerances: it is then lower whatever the batching.
+MARGIN = 10
+# Version of ranks and of the files of an unfinished ranking; a change of the tolerance may change ranks.
+FORMAT = 2
 
 OnProgress = Callable[[int, int], None]
 
@@ -125,6 +131,7 @@ def self_retrieval_part(
     part: Part = WHOLE,
     shown: int = 0,
     on_progress: OnProgress | None = None,
+    on_targets: OnProgress | None = None,
 ) -> SelfRetrieval | None:
     """As `self_retrieval`, but finished blocks are kept: an interrupted call continues, processes can share the work.
 
@@ -134,26 +141,42 @@ def self_retrieval_part(
             Without it nothing is kept.
         part: which blocks this call ranks; all by default.
         on_progress: called with pairs done and pairs in all, of this part.
+        on_targets: the same for the pairs that are scored first.
 
     Returns:
         The ranks; `None` while blocks of other parts are missing.
     """
     study = _Study(captioner, store, rows, captions, shown)
-    kept = _Kept(None if folder is None else folder / f"ranking-{study.digest()[:16]}")
-    targets = kept.find("targets", study.check_targets) or kept.keep("targets", study.targets())
+    kept = Pieces(None if folder is None else folder / f"ranking-{study.digest()[:16]}")
+    targets = kept.find("targets", study.check_targets) or kept.keep("targets", study.targets(kept, on_targets))
     starts = range(0, len(rows), SHARD)
     mine = starts[part.index :: part.of]
-    done, of = 0, len(captions) * sum(len(study.shard(start)) for start in mine)
-    for start in mine:
-        name = _shard_name(start)
-        if kept.find(name, study.check_block) is None:
-            kept.keep(name, study.rank(study.shard(start), targets))
+    missing = [start for start in mine if kept.find(_shard_name(start), study.check_block) is None]
+    of = len(captions) * sum(len(study.shard(start)) for start in mine)
+    done = of - len(captions) * sum(len(study.shard(start)) for start in missing)
+    if on_progress is not None and missing:
+        on_progress(done, of)  # where it begins: found blocks do not count for the rate
+    for start in missing:
+        kept.keep(_shard_name(start), study.rank(study.shard(start), targets))
         done += len(captions) * len(study.shard(start))
         if on_progress is not None:
             on_progress(done, of)
-    found = [kept.find(_shard_name(start), study.check_block) for start in starts]
-    shards = [shard for shard in found if shard is not None]
-    return study.together(targets, shards) if len(shards) == len(starts) else None
+    together = _Together(study)
+    for start in starts:
+        block = kept.find(_shard_name(start), study.check_block)
+        if block is None:
+            return None
+        together.add(block)
+    return together.ranks(targets)
+
+
+def tolerance(scores: NDArray[np.float64]) -> NDArray[np.float64]:
+    """How close to each of these ln p another one is a tie: `ROUNDING` times |ln p|, which counts as 10 at least.
+
+    >>> np.round(tolerance(np.array([-0.1, -10.0, -200.0, -np.inf])), 6).tolist()
+    [1e-05, 1e-05, 0.000191, 1e-05]
+    """
+    return ROUNDING * np.maximum(SMALLEST, np.abs(np.where(np.isfinite(scores), scores, 0.0)))
 
 
 class _Targets(Stored):
@@ -161,6 +184,12 @@ class _Targets(Stored):
 
     own: list[float]
     floor: list[float]
+
+
+class _Scores(Stored):
+    """`pairs-N.json` of an unfinished ranking: ln p of the pairs that are scored first."""
+
+    scores: list[float]
 
 
 class _Block(Stored):
@@ -197,19 +226,15 @@ class _Study:
         self.tree = PrefixTree.of(self.distinct)
 
     def digest(self) -> str:
-        weights = hashlib.sha256()
-        for name, tensor in sorted(self.captioner.state_dict().items()):
-            weights.update(name.encode())
-            weights.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
         return digest_of(
             {
                 "format": FORMAT,
-                "weights": weights.hexdigest(),
+                "weights": weights_digest(self.captioner.state_dict()),
                 "captioner": [self.captioner.name, self.captioner.settings.model_dump(mode="json")],
                 "captions": [self.distinct, self.caption_of_image.tolist()],
                 "store": [
                     self.store.records,
-                    asdict(self.store.encoder),
+                    self.store.encoder.as_dict(),
                     self.store.pictures_digest(self.rows.tolist()),
                 ],
                 "rows": self.rows.tolist(),
@@ -221,6 +246,13 @@ class _Study:
         """Read the file of targets and check that it fits."""
         found = read_model(path, _Targets, "piece of a ranking")
         if len(found.own) != len(self.rows) or len(found.floor) != len(self.distinct):
+            raise DataError(f"{path}: is damaged (it is of another ranking); {REBUILD}")
+        return found.model_dump()
+
+    def check_scores(self, path: Path, pairs: int) -> dict[str, Any]:
+        """Read a file of scores of pairs and check that it fits."""
+        found = read_model(path, _Scores, "piece of a ranking")
+        if len(found.scores) != pairs:
             raise DataError(f"{path}: is damaged (it is of another ranking); {REBUILD}")
         return found.model_dump()
 
@@ -236,33 +268,51 @@ class _Study:
     def shard(self, start: int) -> NDArray[np.int64]:
         return np.arange(start, min(start + SHARD, len(self.rows)))
 
-    def targets(self) -> dict[str, Any]:
+    def targets(self, kept: Pieces, on_progress: OnProgress | None = None) -> dict[str, Any]:
         """What is computed first: ln p of each caption with its own image, and the floor of each distinct caption.
 
         A caption's floor is the lowest score of its own images. If the first k images are shown, it is at most the k-th
         best score among its own images and the images most similar to them.
         """
         images = len(self.rows)
-        own_image = np.arange(images)
-        own = self._pair_scores(self.caption_of_image, own_image)
-        floor = np.full(len(self.distinct), np.inf)
-        np.minimum.at(floor, self.caption_of_image, own)
+        caption, image = self.caption_of_image, np.arange(images)
         if self.shown:
-            alike = own_image[:, None]
+            alike = image[:, None]
             if images > 1:
                 near = nearest_images(self.store.pooled(self.rows.tolist()), min(3 * self.shown, images - 1))
                 alike = np.concatenate([alike, near], axis=1)
             pairs = np.unique(self.caption_of_image[alike[:, :1]] + alike * len(self.distinct))
-            image, caption = np.divmod(pairs, len(self.distinct))
-            scores = self._pair_scores(caption, image)
+            near_image, near_caption = np.divmod(pairs, len(self.distinct))
+            caption, image = np.concatenate([caption, near_caption]), np.concatenate([image, near_image])
+        scores = self._pair_scores(caption, image, kept, on_progress)
+        own = scores[:images]
+        floor = np.full(len(self.distinct), np.inf)
+        np.minimum.at(floor, self.caption_of_image, own)
+        if self.shown:
+            caption, image, scores = caption[images:], image[images:], scores[images:]
             best = _first(caption, image, scores, self.shown)
             np.minimum.at(floor, caption[best], scores[best])
-        return {"own": own.tolist(), "floor": (floor - _margin(floor)).tolist()}
+        return {"own": own.tolist(), "floor": (floor - MARGIN * tolerance(floor)).tolist()}
 
-    def _pair_scores(self, caption: NDArray[np.int64], image: NDArray[np.int64]) -> NDArray[np.float64]:
+    def _pair_scores(
+        self, caption: NDArray[np.int64], image: NDArray[np.int64], kept: Pieces, on_progress: OnProgress | None
+    ) -> NDArray[np.float64]:
+        """ln p of single pairs; finished pieces are kept."""
         rows = [torch.tensor([*tokens, END]) for tokens in self.distinct]
-        padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD)
-        return pair_scores(self.captioner, self.store, self.rows, padded.to(self.captioner.device), caption, image)
+        padded = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=PAD).to(self.captioner.device)
+        scores = np.empty(len(caption))
+        for start in range(0, len(caption), PAIRS):
+            here, name = slice(start, min(start + PAIRS, len(caption))), f"pairs-{start:09d}"
+            found = kept.find(name, partial(self.check_scores, pairs=len(caption[here])))
+            if found is None:
+                if on_progress is not None:
+                    on_progress(start, len(caption))
+                values = pair_scores(self.captioner, self.store, self.rows, padded, caption[here], image[here])
+                found = kept.keep(name, {"scores": values.tolist()})
+            scores[here] = found["scores"]
+        if on_progress is not None:
+            on_progress(len(caption), len(caption))
+        return scores
 
     def rank(self, shard: NDArray[np.int64], targets: dict[str, Any]) -> dict[str, Any]:
         """For each caption the number of these images that rank before its own, and the best of them."""
@@ -276,7 +326,7 @@ class _Study:
         pair = np.repeat(np.arange(len(caption)), times)
         which = np.arange(len(pair)) - np.repeat(times.cumsum() - times, times)
         true = self.by_caption[self.first_owner[caption[pair]] + which]
-        before = (score[pair] >= own[true] - ROUNDING) & (image[pair] != true)
+        before = (score[pair] >= (own - tolerance(own))[true]) & (image[pair] != true)
         found: dict[str, Any] = {
             "before": np.bincount(true[before], minlength=len(own)).tolist(),
             "steps": reached.steps,
@@ -293,62 +343,48 @@ class _Study:
         stepped[shard[reached.image[mine]]] = reached.score[mine]
         before, now, apart = own[shard], stepped[shard], np.zeros(len(shard))
         np.subtract(before, now, where=before != now, out=apart)  # -inf - -inf counts as 0
-        if (np.abs(apart) > _margin(before) / 2).any():
+        if (np.abs(apart) > MARGIN / 2 * tolerance(before)).any():
             raise DataError(
                 f"{self.captioner.name}: stepping and teacher forcing differ by {np.abs(apart).max():.2g} in the log "
                 "probability of a caption, too much for exact ranks; run it in float32 on another device"
             )
 
-    def together(self, targets: dict[str, Any], shards: list[dict[str, Any]]) -> SelfRetrieval:
-        """Combine the counts of all shards into ranks."""
-        images = len(self.rows)
-        first = np.zeros((images, 0), dtype=np.int64)
-        if self.shown:
+
+class _Together:
+    """The ranks, from one block of images after another."""
+
+    def __init__(self, study: _Study) -> None:
+        self.study = study
+        self.before = np.zeros(len(study.rows), dtype=np.int64)
+        self.steps = 0
+        none = np.zeros(0, dtype=np.int64)
+        self.best = none, none, np.zeros(0)  # the first images so far: captions, images, scores
+
+    def add(self, block: dict[str, Any]) -> None:
+        self.before += np.array(block["before"], dtype=np.int64)
+        self.steps += block["steps"]
+        if self.study.shown:
             caption, image, score = (
-                np.concatenate([np.array(shard[name]) for shard in shards]) for name in ("caption", "image", "score")
+                np.concatenate([before, np.array(block[name], dtype=before.dtype)])
+                for before, name in zip(self.best, ("caption", "image", "score"), strict=True)
             )
-            best = _first(caption.astype(np.int64), image.astype(np.int64), score, self.shown)
-            first = image[best].astype(np.int64).reshape(len(self.distinct), self.shown)[self.caption_of_image]
+            best = _first(caption, image, score, self.study.shown)
+            self.best = caption[best], image[best], score[best]
+
+    def ranks(self, targets: dict[str, Any]) -> SelfRetrieval:
+        study = self.study
+        first = np.zeros((len(study.rows), 0), dtype=np.int64)
+        if study.shown:  # each caption has so many by now, caption by caption
+            first = self.best[1].reshape(len(study.distinct), study.shown)[study.caption_of_image]
         return SelfRetrieval(
-            ranks=1 + np.array([shard["before"] for shard in shards]).sum(axis=0),
+            ranks=1 + self.before,
             log_probs=np.array(targets["own"]),
             first=first,
-            images=images,
-            tokens=self.tokens,
-            prefixes=len(self.tree),
-            steps=sum(shard["steps"] for shard in shards),
+            images=len(study.rows),
+            tokens=study.tokens,
+            prefixes=len(study.tree),
+            steps=self.steps,
         )
-
-
-def _margin(scores: NDArray[np.float64]) -> NDArray[np.float64]:
-    """How much a score may vary with batching: float32 rounding grows with the size of the number."""
-    return MARGIN * np.maximum(1.0, np.abs(np.where(np.isfinite(scores), scores, 0.0)) / 10)
-
-
-class _Kept:
-    """Finished pieces of a ranking, in a folder or, without one, in memory."""
-
-    def __init__(self, folder: Path | None) -> None:
-        self._folder = folder
-        self._pieces: dict[str, dict[str, Any]] = {}
-
-    def find(self, name: str, read: Callable[[Path], dict[str, Any]]) -> dict[str, Any] | None:
-        if self._folder is None:
-            return self._pieces.get(name)
-        path = self._folder / f"{name}.json"
-        try:
-            return read(path)
-        except DataError:
-            if path.exists():
-                raise
-            return None
-
-    def keep(self, name: str, piece: dict[str, Any]) -> dict[str, Any]:
-        if self._folder is None:
-            self._pieces[name] = piece
-        else:
-            write_json(self._folder / f"{name}.json", piece)
-        return piece
 
 
 def _shard_name(start: int) -> str:

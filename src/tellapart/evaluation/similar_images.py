@@ -65,15 +65,16 @@ def cider_between_similar(prepared: Prepared, split: str, captions: Sequence[str
     return cider_between(references, tokenize(list(captions)), similar).per_image
 
 
-def clip_scores_under(judge: Judge, ids: Sequence[str], captions: Sequence[str]) -> dict[str, NDArray[np.float64]]:
-    """CLIPScore and RefCLIPScore of each caption with its image, by the embeddings of a retriever.
+def clip_scores_under(
+    judge: Judge, ids: Sequence[str], captions: Sequence[str], references: Sequence[Sequence[str]]
+) -> dict[str, NDArray[np.float64]]:
+    """CLIPScore and RefCLIPScore of each caption with its image and references, by the embeddings of a retriever.
 
     Empty for a retriever without one vector per item. Figures of different retrievers do not compare.
     """
     retriever, dataset, store = judge.model, judge.data.dataset, judge.data.store
     if not retriever.has_index_vectors:
         return {}
-    records = [dataset.records[dataset.row(id)] for id in ids]
 
     @torch.no_grad()
     def texts(sentences: Sequence[str]) -> NDArray[np.float32]:
@@ -87,8 +88,8 @@ def clip_scores_under(judge: Judge, ids: Sequence[str], captions: Sequence[str])
         return np.concatenate([retriever.index_vectors(retriever.embed_images(g)).float().cpu().numpy() for g in grids])
 
     of_images, of_captions = images([dataset.row(id) for id in ids]), texts(captions)
-    owner = np.repeat(np.arange(len(records)), [len(record.captions) for record in records])
-    of_people = texts([caption for record in records for caption in record.captions])
+    owner = np.repeat(np.arange(len(ids)), [len(several) for several in references])
+    of_people = texts([caption for several in references for caption in several])
     return {
         "CLIPScore": clip_scores(of_images, of_captions),
         "RefCLIPScore": reference_clip_scores(of_images, of_captions, of_people, owner),

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
 from tellapart.captioners.base import Captioner
 from tellapart.data.prepare import Prepared
 from tellapart.decoding.search import decode_rows
 from tellapart.decoding.settings import DecodingSettings
 from tellapart.evaluation.retrieval import rank_split
-from tellapart.metrics import evaluate, summarize_retrieval
+from tellapart.metrics import evaluate
 from tellapart.retrievers.base import Retriever
 
+# Images that are enough to learn the names of the figures.
+FEW = 10
 FAMILIES = ("bleu", "cider", "diversity")
 
 
@@ -34,11 +39,36 @@ def measure_captions(
     ).corpus
 
 
-def measure_retrieval(retriever: Retriever, prepared: Prepared) -> dict[str, float]:
-    """Rank the whole validation split both ways: R@1, R@5, R@10, ranks and R@sum, as fractions.
+def measure_retrieval(retriever: Retriever, prepared: Prepared, images: int | None = None) -> dict[str, float]:
+    """Rank the validation split both ways: R@1, R@5, R@10, ranks and R@sum, as fractions; R@sum of each branch alone.
 
     Args:
         retriever: in eval mode.
         prepared: data and features.
+        images: only the first so many images; by default all.
     """
-    return summarize_retrieval(rank_split(retriever, prepared, "val").ranks).figures()
+    return rank_split(retriever, prepared, "val", images=images).figures()
+
+
+@dataclass(frozen=True)
+class ValidationMeasure:
+    """The further figures of a validation, and a quick way to learn their names.
+
+    Attributes:
+        whole: measures the figures.
+        quick: gives figures of the same names from a few images, to check `training.monitor` before the first step.
+    """
+
+    whole: Callable[[], dict[str, float]]
+    quick: Callable[[], dict[str, float]]
+
+    def __call__(self) -> dict[str, float]:
+        return self.whole()
+
+
+def together(measures: Sequence[ValidationMeasure]) -> ValidationMeasure:
+    """All the figures of several measures."""
+    return ValidationMeasure(
+        lambda: {name: figure for one in measures for name, figure in one.whole().items()},
+        lambda: {name: figure for one in measures for name, figure in one.quick().items()},
+    )

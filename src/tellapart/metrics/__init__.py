@@ -1,7 +1,15 @@
 """Caption metrics: pure functions of texts, ranks and per-item scores."""
 
 from tellapart.metrics.bleu import BleuScores, bleu_scores
-from tellapart.metrics.bootstrap import Interval, PairedDifference, confidence_interval, paired_bootstrap
+from tellapart.metrics.bootstrap import (
+    Interval,
+    PairedDifference,
+    confidence_interval,
+    correlation_interval,
+    holm,
+    paired_bootstrap,
+    paired_bootstraps_over_seeds,
+)
 from tellapart.metrics.cider import DocumentFrequencies, cider_scores
 from tellapart.metrics.consensus import best_candidates, consensus_scores, nearest_features
 from tellapart.metrics.distinctiveness import cider_between, clip_scores, reference_clip_scores
@@ -13,6 +21,7 @@ from tellapart.metrics.diversity import (
     distinct_ngrams,
     self_cider,
 )
+from tellapart.metrics.endings import bad_endings
 from tellapart.metrics.image_scores import ImageScores
 from tellapart.metrics.meteor import MeteorScores, meteor_scores
 from tellapart.metrics.ptb import tokenize
@@ -44,6 +53,7 @@ __all__ = [
     "RetrievalRanks",
     "RetrievalSummary",
     "Scores",
+    "bad_endings",
     "best_candidates",
     "bleu_scores",
     "candidate_scores",
@@ -53,13 +63,16 @@ __all__ = [
     "clip_scores",
     "confidence_interval",
     "consensus_scores",
+    "correlation_interval",
     "distinct_ngrams",
     "evaluate",
     "fold_ranks",
+    "holm",
     "inner_products",
     "meteor_scores",
     "nearest_features",
     "paired_bootstrap",
+    "paired_bootstraps_over_seeds",
     "rank_of_true",
     "recall_at",
     "reference_clip_scores",

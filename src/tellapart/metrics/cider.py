@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tellapart.errors import DataError
 from tellapart.files import new_file
@@ -145,15 +146,51 @@ class DocumentFrequencies:
     def count(cls, references: Sequence[Sequence[str]]) -> DocumentFrequencies:
         """Count the references of each image, given as tokens joined by white space."""
         captions = number_captions(references, [""] * len(references), WordNumbers())
-        # Word numbers start at 1, after the border: the shift below makes them start at 0.
+        return cls._count(captions)
+
+    @classmethod
+    def count_tokens(
+        cls, tokens: NDArray[np.integer], lengths: Numbers, references: Numbers, words: Sequence[str]
+    ) -> DocumentFrequencies:
+        """Count references given as token numbers, such as the rows of a captioner's vocabulary.
+
+        Args:
+            tokens: those of all references, one after the other, image by image; 0 … len(words) - 1.
+            lengths: tokens per reference.
+            references: references per image.
+            words: the word of each token number, all different.
+
+        Example:
+            >>> tokens, two, one = np.array([0, 1, 0, 2]), np.array([2, 2]), np.array([1, 1])
+            >>> table = DocumentFrequencies.count_tokens(tokens, two, one, ["a", "dog", "cat"])
+            >>> table["a"], table["a dog"], table["dog a"]
+            (2, 1, 0)
+        """
+        # Every image has an empty candidate before its references; word numbers start at 1, after the border.
+        first = np.cumsum(references) - references
+        captions = Captions(
+            tokens.astype(np.int32) + 1, np.insert(lengths, first, 0), references, WordNumbers(words), True
+        )
+        return cls._count(captions)
+
+    @classmethod
+    def _count(cls, captions: Captions) -> DocumentFrequencies:
+        # Word numbers of captions start at 1, after the border: the shift below makes them start at 0.
         size = len(captions.vocabulary)
+        said = np.empty(0, dtype=np.int64)  # the words that occur
         keys, counts = [], []
         for rows in ngram_rows(captions, repeated_only=False):
-            counts.append(_document_frequency(rows, captions))
-            if rows.order > 1:
-                prefix, last = np.divmod(rows.key, size)
-                keys.append(prefix * (size - 1) + last - 1)
-        return cls(len(references), tuple(captions.vocabulary.words), tuple(keys), tuple(counts))
+            frequency = _document_frequency(rows, captions)
+            if rows.order == 1:
+                said = rows.key - 1
+                counts.append(np.zeros(size - 1, dtype=np.int64))
+                counts[0][said] = frequency
+                continue
+            counts.append(frequency)
+            prefix, last = np.divmod(rows.key, size)
+            prefix = said[prefix] if rows.order == 2 else prefix
+            keys.append(prefix * (size - 1) + last - 1)
+        return cls(captions.images, tuple(captions.vocabulary.words), tuple(keys), tuple(counts))
 
     def vocabulary(self) -> WordNumbers:
         """A new numbering of words that starts with this table's words, in its order."""
@@ -163,9 +200,16 @@ class DocumentFrequencies:
         """Numbers of n-grams, n = `order` > 1, from those of the first n-1 words and the last word; -1 if unknown."""
         keys = self.keys[order - 2]
         wanted = np.where((prefix >= 0) & (word < len(self.words)), prefix * len(self.words) + word, -1)
-        place = np.searchsorted(keys, wanted)
-        # The extra entry is for "beyond the last key"; it is below -1, so that it never matches.
-        return np.where(np.append(keys, -2)[place] == wanted, place, -1)
+        # The keys are not copied: a table may have millions, and the reward of a training step looks up few.
+        place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+        return np.where(keys[place] == wanted, place, -1) if len(keys) else np.full(len(wanted), -1)
+
+    def images_with(self, number: Numbers, order: int) -> Numbers:
+        """Number of images that have each n-gram, by its number; 0 for -1."""
+        found = np.zeros(len(number), dtype=np.int64)
+        known = number >= 0
+        found[known] = self.counts[order - 1][number[known]]
+        return found
 
     def __getitem__(self, ngram: str) -> int:
         """Number of images that have an n-gram of one to four words, given as tokens joined by white space."""
@@ -221,6 +265,4 @@ class _Lookup:
         if rows.order > 1:
             last = self._words[rows.order - 1 :]
             self._number = self._table.find(self._number[: len(last)], last, rows.order)
-        number = self._number[rows.place]
-        # n-grams that are not in the table get the extra entry, a 0.
-        return np.append(self._table.counts[rows.order - 1], 0)[number]
+        return self._table.images_with(self._number[rows.place], rows.order)

@@ -314,3 +314,12 @@ def _distances(starts: Numbers, end: int) -> Numbers:
     np.subtract(starts[1:], starts[:-1], out=distances[:-1])
     distances[-1:] = end - starts[-1:]
     return distances
+
+
+def ranges(starts: Numbers, counts: Numbers) -> Numbers:
+    """The ranges start, start + 1, … of these lengths, one after the other.
+
+    >>> ranges(np.array([5, 0]), np.array([2, 3])).tolist()
+    [5, 6, 0, 1, 2]
+    """
+    return np.asarray(np.repeat(starts - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum()))

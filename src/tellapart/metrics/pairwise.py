@@ -18,14 +18,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tellapart.metrics.cider import SIGMA, DocumentFrequencies
-from tellapart.metrics.ngrams import ORDERS
+from tellapart.metrics.ngrams import ORDERS, ranges
 
 Rows = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class _Order:
-    """The n-grams of one n: those of caption i are the entries `start[i]` … `start[i + 1]` of `gram` and `count`."""
+class NgramVectors:
+    """The n-grams of one n: those of caption i are the entries `start[i]` … `start[i + 1]` of `gram` and `count`.
+
+    They are sorted within a caption. idf: of each n-gram; norm: of the tf-idf vector of each caption.
+    """
 
     start: Rows
     gram: Rows
@@ -36,9 +39,7 @@ class _Order:
     def entries(self, rows: Rows) -> tuple[Rows, Rows]:
         """All entries of these captions: index into `rows`, and the entry."""
         sizes = self.start[rows + 1] - self.start[rows]
-        which = np.repeat(np.arange(len(rows)), sizes)
-        inside = np.arange(len(which)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-        return which, self.start[rows][which] + inside
+        return np.repeat(np.arange(len(rows)), sizes), ranges(self.start[rows], sizes)
 
 
 class CaptionPairs:
@@ -59,7 +60,7 @@ class CaptionPairs:
         words, lengths = frequencies.vocabulary().number(captions)
         self._length = lengths.astype(np.float64)
         # Word numbers start at 1, those of the table at 0.
-        self._orders = _orders(words.astype(np.int64) - 1, lengths, frequencies)
+        self._orders = ngram_vectors(words.astype(np.int64) - 1, lengths, frequencies)
 
     def cider(self, rows: Rows, columns: Rows) -> NDArray[np.float64]:
         """Plain CIDEr of the captions `rows` with the captions `columns`: `[rows, columns]`."""
@@ -80,7 +81,7 @@ class CaptionPairs:
         return 10.0 / ORDERS * total
 
 
-def _products(order: _Order, rows: Rows, columns: Rows, clipped: bool) -> NDArray[np.float64]:
+def _products(order: NgramVectors, rows: Rows, columns: Rows, clipped: bool) -> NDArray[np.float64]:
     """Σ w_a w_b, or Σ min(w_a, w_b) w_b, of each row a and column b."""
     # Only n-grams of the rows matter: use small dense matrices over those.
     which, entry = order.entries(rows)
@@ -105,8 +106,10 @@ def _products(order: _Order, rows: Rows, columns: Rows, clipped: bool) -> NDArra
     return total
 
 
-def _orders(words: Rows, lengths: Rows, frequencies: DocumentFrequencies) -> list[_Order]:
+def ngram_vectors(words: Rows, lengths: Rows, frequencies: DocumentFrequencies) -> list[NgramVectors]:
     """Count, weigh and number the n-grams of all captions, for each n.
+
+    The words are numbered as in `frequencies`; larger numbers are words that are not in it.
 
     An (n+1)-gram is an n-gram and the word after it. Each order is numbered again, so that numbers stay small.
     """
@@ -118,15 +121,14 @@ def _orders(words: Rows, lengths: Rows, frequencies: DocumentFrequencies) -> lis
     orders = []
     for n in range(1, ORDERS + 1):
         distinct, first, gram = np.unique(key, return_index=True, return_inverse=True)
-        # n-grams that are not in the table (-1) get the extra entry, a 0.
-        frequency = np.append(frequencies.counts[n - 1], 0)[in_table[first]]
+        frequency = frequencies.images_with(in_table[first], n)
         idf = np.log(max(1, frequencies.images)) - np.log(np.maximum(1, frequency))
         size = max(1, len(distinct))
         rows, count = np.unique(caption_of[at] * size + gram, return_counts=True)
         caption, entry = np.divmod(rows, size)
         norm = np.sqrt(np.bincount(caption, (count * idf[entry]) ** 2, minlength=captions))
         start = np.searchsorted(caption, np.arange(captions + 1))
-        orders.append(_Order(start, entry, count.astype(np.float64), idf, norm))
+        orders.append(NgramVectors(start, entry, count.astype(np.float64), idf, norm))
         if n < ORDERS:
             longer = np.flatnonzero(at + n < len(words))
             longer = longer[caption_of[at[longer]] == caption_of[at[longer] + n]]

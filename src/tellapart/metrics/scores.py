@@ -7,7 +7,7 @@
 | rouge | `ROUGE_L` |
 | cider | `CIDEr` (what the tool prints under this name is CIDEr-D) |
 | spice | `SPICE` (needs Java 8 or 11 and CoreNLP) |
-| diversity | `distinct`, `novel`, `vocabulary`, `mean_length`; of several captions per image also `Div_1`, … |
+| diversity | `distinct`, `novel`, `vocabulary`, `mean_length`, `bad_endings`; of several captions also `Div_1`, … |
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from tellapart.errors import DataError, LimitError, MissingExtraError
 from tellapart.metrics.bleu import ORDERS, Bleu, BleuScores
 from tellapart.metrics.cider import Cider, DocumentFrequencies
 from tellapart.metrics.diversity import ORACLE, candidate_scores, caption_diversity
+from tellapart.metrics.endings import bad_endings
 from tellapart.metrics.image_scores import ImageScores
 from tellapart.metrics.ngrams import Captions, ngram_rows, number_captions
 from tellapart.metrics.ptb import tokenize
@@ -128,6 +129,7 @@ def evaluate(
             scores.corpus["novel"] = diversity.novel
         scores.corpus["vocabulary"] = float(diversity.vocabulary)
         scores.corpus["mean_length"] = diversity.mean_length
+        scores.corpus["bad_endings"] = bad_endings(first)
         if len(said[0]) > 1:
             # The best of n captions, by each metric that is reported for the first.
             best_by = [family for family in families if family in ORACLE and family.upper() not in scores.not_reported]

@@ -13,6 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -20,10 +21,11 @@ from pydantic import BaseModel
 from torch import nn
 
 from tellapart.captioners.base import Captioner
-from tellapart.data.batches import Batch, Kind
+from tellapart.data.batches import Batch, BatchSource, Kind
 from tellapart.decoding.base import Decodable
 from tellapart.errors import RecipeError
 from tellapart.models import Model
+from tellapart.progress import OnProgress
 from tellapart.retrievers.base import Retriever
 
 
@@ -42,10 +44,14 @@ class Needs:
     Attributes:
         roles: frozen models: role -> kind of model, such as `{"reference": "captioner"}`.
         negatives: number of captions of other images to draw for each true pair.
+        image_negatives: number of other images to draw for each true pair.
+        captions: whether every image must have captions; otherwise images without them are used too.
     """
 
     roles: Mapping[str, str] = field(default_factory=dict)
     negatives: int = 0
+    image_negatives: int = 0
+    captions: bool = field(default=True, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -73,6 +79,24 @@ class Epoch:
     number: int
     batches: Callable[[], Iterator[Batch]]
     pairs: Callable[[], Iterator[Batch]]
+
+
+@dataclass(frozen=True)
+class Start:
+    """The argument of `Objective.before_training`.
+
+    Attributes:
+        sources: split -> its batches, this process's share.
+        steps: number of steps of the training.
+        folders: role -> folder for files derived from its frozen model, where other trainings find them too; nothing is
+            kept for a role without one.
+        on_progress: called with the name of the work, the number done and the total.
+    """
+
+    sources: Mapping[str, BatchSource]
+    steps: int
+    folders: Mapping[str, Path] = field(default_factory=dict)
+    on_progress: OnProgress | None = None
 
 
 class Processes:
@@ -189,6 +213,15 @@ class Objective(nn.Module, ABC):
     def join(self, processes: Processes) -> None:
         """Called once before training, with the processes that train together."""
         self.processes = processes
+
+    def prepare_for(self, batches: BatchSource) -> None:
+        """Called once before training, and before a resume, with the training batches: for buffers of their size."""
+
+    def before_training(self, start: Start) -> None:
+        """Called once before the first step, in eval mode: for long work with frozen models that is kept in files.
+
+        It may be called or not; what is not done here is done when it is needed.
+        """
 
     def epoch_start(self, epoch: Epoch) -> None:
         """Called before each epoch, for example to cluster."""

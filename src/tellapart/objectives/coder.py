@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 import torch
 from pydantic import Field
 
-from tellapart.data.batches import Batch, Kind
+from tellapart.data.batches import Batch, BatchSource, Kind
 from tellapart.errors import RecipeError
 from tellapart.objectives.base import Epoch, Progress, RetrievalObjective, Roles, Total, captions_of
 from tellapart.objectives.diversity_contrast import (
@@ -16,6 +16,7 @@ from tellapart.objectives.diversity_contrast import (
     coder_weights,
     dcl_loss,
     deviations,
+    diversity,
     info_nce,
     mean_diversity,
     other_images,
@@ -23,9 +24,9 @@ from tellapart.objectives.diversity_contrast import (
     unscaled_diversity,
 )
 from tellapart.objectives.memory import NO_IMAGE, MomentumBank, MomentumEncoder
-from tellapart.objectives.prototypes import Prototypes
+from tellapart.objectives.prototypes import NO_CLUSTER, Prototypes
 from tellapart.retrievers.base import Raw, inner_products
-from tellapart.settings import Section
+from tellapart.settings import ADDED, Section
 
 
 class CoderObjectiveSettings(Section):
@@ -53,7 +54,18 @@ class CoderObjectiveSettings(Section):
     concept_loss: bool = Field(True, description="add the contrast of the concept branch, if the retriever has one")
     concept_twice: bool = Field(False, description="count both directions of L_DCL^C twice, as it is written")
     prototypes: int = Field(0, ge=0, le=1_000_000, description="K: clusters for the concept branch to predict; 0: none")
-    cluster_every: int = Field(1, ge=1, description="number of epochs between clusterings")
+    cluster_every: int = Field(
+        1, ge=1, description="number of epochs between clusterings; the first one is after the first epoch"
+    )
+    cluster_steps: int | None = Field(
+        None, ge=1, description="cluster each so many updates instead of after epochs", json_schema_extra=ADDED
+    )
+    cluster_embed: bool = Field(
+        True,
+        description="embed the pairs that no step has embedded; false: cluster those of the steps, and give the others "
+        "the nearest cluster when a step embeds them",
+        json_schema_extra=ADDED,
+    )
 
 
 class _BankContrast(NamedTuple):
@@ -61,7 +73,21 @@ class _BankContrast(NamedTuple):
 
     banks: tuple[torch.Tensor, torch.Tensor]
     similarities: tuple[torch.Tensor, torch.Tensor]
-    negatives: torch.Tensor
+    negatives: tuple[torch.Tensor, torch.Tensor]
+
+
+class _Keys(NamedTuple):
+    """Vectors of the momentum encoder: one for each image of the batch, one for each pair's image and one for its text.
+
+    `images` and `own` are the numbers of the images and of each pair's image, `pairs` those of the pairs in the split.
+    """
+
+    of_images: torch.Tensor
+    of_image: torch.Tensor
+    of_text: torch.Tensor
+    images: torch.Tensor
+    own: torch.Tensor
+    pairs: torch.Tensor | None
 
 
 class CoderObjective(RetrievalObjective):
@@ -76,8 +102,10 @@ class CoderObjective(RetrievalObjective):
       (`diversity_of_batch`), or its mean with that in the bank (`diversity_of_bank`);
     - `memory`, L_M-DCL^I, eq. 6 (`bank`): anchors against the coupled banks; the partner is a momentum key;
     - `concept`, L_DCL^C: the same as `instance`, for the concept branch;
-    - `prototypes`, L_PGC, eq. 7: both concept descriptors predict the cluster of their pair's v^I + w^I. The pairs of
-      the training split are clustered again every `cluster_every` epochs, starting from the last centres.
+    - `prototypes`, L_PGC, eq. 7: both concept descriptors predict the cluster of their pair's v^I + w^I, by momentum
+      keys. All pairs of the training split are clustered after the first epoch (random encoders have no clusters worth
+      predicting; until then the loss is 0) and again every `cluster_every` epochs or `cluster_steps` updates, starting
+      from the last centres. A pair keeps its cluster in between. Keys that the steps of the epoch have made are used.
 
     `loss` replaces DCL everywhere by the triplet loss with the hardest negatives (BTR) or by InfoNCE. A retriever
     without branches is trained by its index vectors, one without index vectors (SCAN) by its similarity. With random
@@ -116,7 +144,9 @@ class CoderObjective(RetrievalObjective):
         self.prototypes = Prototypes(settings.prototypes, widths[0], widths[1]) if settings.prototypes else None
         self.concepts = settings.concept_loss and len(widths) > 1
         self._hardest = True
-        self._pending: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
+        self._last_step = False
+        self._pending: list[_Keys] = []
+        self._source: BatchSource | None = None
 
     def _check(self, settings: CoderObjectiveSettings, widths: tuple[int, ...]) -> None:
         name = self.target.name
@@ -153,6 +183,7 @@ class CoderObjective(RetrievalObjective):
 
     def forward(self, batch: Batch, progress: Progress, phase: str = "train") -> dict[str, Total]:
         self._hardest = progress.fraction >= self.settings.hardest_after
+        self._last_step = progress.step + 1 >= progress.steps
         pairs = batch.pairs.of(Kind.POSITIVE)
         captions = captions_of(batch, pairs)
         features = batch.features[self.target.encoder.name]
@@ -168,7 +199,8 @@ class CoderObjective(RetrievalObjective):
             (of_image[image_of_pair], of_image, of_text)
             for of_image, of_text in zip(self.target.branches(images), self.target.branches(texts), strict=True)
         ]
-        keys = self._keys(features, captions, image_of_pair)
+        places = None if batch.places is None else batch.places[batch.pairs.caption_row[pairs]]
+        keys = self._keys(features[: len(numbers)], captions, image_of_pair, numbers, places)
         both = self._anchors(*vectors[0], numbers, own)
         of_bank = self._bank_contrast(vectors[0], own)
         diversities = self._diversities(both, of_bank)
@@ -176,15 +208,15 @@ class CoderObjective(RetrievalObjective):
         if self.bank is not None and self.settings.bank_loss:
             assert keys is not None
             assert of_bank is not None
-            terms["memory"] = self._against_bank(vectors[0], keys, of_bank, own, diversities)
+            terms["memory"] = self._against_bank(vectors[0], keys, of_bank, diversities)
         if self.concepts:
             of_concepts = self._anchors(*vectors[1], numbers, own)
             terms["concept"] = self._contrast(of_concepts, self._diversities(of_concepts))
         if self.prototypes is not None:
             assert keys is not None
             terms["prototypes"] = self._prototype_loss(vectors[1], keys)
-        if self.training and self.bank is not None and keys is not None:
-            self._pending.append((*keys, own))
+        if self.training and keys is not None:
+            self._pending.append(keys)
         return self._totals(terms, both)
 
     # --- anchors and their diversity --------------------------------------------------------------------------
@@ -226,18 +258,19 @@ class CoderObjective(RetrievalObjective):
         if self.bank is None or not (self.settings.bank_loss or self.settings.diversity_of_bank):
             return None
         # Clone: the buffers change after the step, and the backward pass needs the old values.
-        texts, images = self.bank.text_keys.clone(), self.bank.image_keys.clone()
+        texts, images = self.bank.texts.keys.clone(), self.bank.images.keys.clone()
         similarities = inner_products(vectors[0], texts), inner_products(vectors[2], images)
         return _BankContrast((texts, images), similarities, self._bank_negatives(own))
 
-    def _bank_negatives(self, own: torch.Tensor) -> torch.Tensor:
-        """Which slots are negatives of pairs with these images.
+    def _bank_negatives(self, own: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Which slots of the text bank and of the image bank are negatives of pairs with these images.
 
         Images are numbered within their split, and the bank holds training images only. So in validation all filled
         slots are negatives.
         """
         assert self.bank is not None
-        return self.bank.negatives(own if self.training else torch.full_like(own, NO_IMAGE))
+        images = own if self.training else torch.full_like(own, NO_IMAGE)
+        return self.bank.texts.negatives(images), self.bank.images.negatives(images)
 
     def _diversities(
         self, both: tuple[Anchors, Anchors], among: _BankContrast | None = None
@@ -248,8 +281,10 @@ class CoderObjective(RetrievalObjective):
         of_batch = [self._diversity(anchors.similarity, anchors.negatives) for anchors in both]
         if not self.settings.diversity_of_bank or among is None:
             return of_batch
-        of_bank = [self._diversity(similarity.detach(), among.negatives) for similarity in among.similarities]
-        return [mean_diversity(one, other, among.negatives) for one, other in zip(of_batch, of_bank, strict=True)]
+        return [
+            mean_diversity(one, self._diversity(similarity.detach(), negatives), negatives)
+            for one, similarity, negatives in zip(of_batch, among.similarities, among.negatives, strict=True)
+        ]
 
     def _diversity(self, similarity: torch.Tensor, negatives: torch.Tensor) -> torch.Tensor:
         """Eq. 3, divided by the maximum over the anchors of all processes."""
@@ -277,74 +312,133 @@ class CoderObjective(RetrievalObjective):
     def _against_bank(
         self,
         vectors: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-        keys: tuple[torch.Tensor, torch.Tensor],
+        keys: _Keys,
         among: _BankContrast,
-        own: torch.Tensor,
         diversities: list[torch.Tensor] | None,
     ) -> torch.Tensor:
         """L_M-DCL: images against the text bank, texts against the image bank, `[P]`."""
         assert self.bank is not None
         of_pair, _, texts = vectors
-        image_keys, text_keys = keys
         both = (
-            Anchors((of_pair * text_keys).sum(dim=1), among.similarities[0], among.negatives),
-            Anchors((texts * image_keys).sum(dim=1), among.similarities[1], among.negatives),
+            Anchors((of_pair * keys.of_text).sum(dim=1), among.similarities[0], among.negatives[0]),
+            Anchors((texts * keys.of_image).sum(dim=1), among.similarities[1], among.negatives[1]),
         )
         loss = self._contrast(both, diversities)
         if not self.settings.bank_anchors:
             return loss
-        # As eq. 6 is written, the bank's entries are anchors too; the batches of all processes are their negatives.
-        # Their mean is added to each pair, so that the mean over pairs contains it once.
-        negatives = self._bank_negatives(self.processes.gather(own)).t()
-        for part, keys_of_bank in zip((of_pair, texts), among.banks, strict=True):
+        # As eq. 6 is written, the bank's entries are anchors too; the batches of all processes are their negatives, and
+        # give their diversity. Their mean is added to each pair, so that the mean over pairs contains it once.
+        every = self._bank_negatives(self.processes.gather(keys.own))
+        for part, keys_of_bank, of_anchors, queue in zip(
+            (of_pair, texts), among.banks, every, (self.bank.texts, self.bank.images), strict=True
+        ):
+            negatives = of_anchors.t()
             similarity = inner_products(keys_of_bank, self.processes.gather(part, gradient=True))
-            pushed = dcl_loss(None, similarity, negatives, None, self.settings.mu, self.settings.gamma)
-            loss = loss + pushed[self.bank.images != NO_IMAGE].sum() / max(1, self.bank.filled)
+            spread = diversity(similarity, negatives, self.settings.epsilon) if diversities is not None else None
+            pushed = dcl_loss(None, similarity, negatives, spread, self.settings.mu, self.settings.gamma)
+            loss = loss + pushed[queue.images != NO_IMAGE].sum() / max(1, queue.filled)
         return loss
 
-    def _prototype_loss(
-        self, concepts: tuple[torch.Tensor, torch.Tensor, torch.Tensor], keys: tuple[torch.Tensor, torch.Tensor]
-    ) -> torch.Tensor:
+    def _prototype_loss(self, concepts: tuple[torch.Tensor, torch.Tensor, torch.Tensor], keys: _Keys) -> torch.Tensor:
         assert self.prototypes is not None
-        if not self.prototypes.clustered:  # before the first epoch
-            return concepts[2].sum(dim=1) * 0
-        loss: torch.Tensor = self.prototypes(concepts[0], concepts[2], self.prototypes.labels(keys[0] + keys[1]))
+        if not self.prototypes.clustered:
+            # Nothing to predict yet; the classifier takes part with a gradient of zero, as several processes need it.
+            none: torch.Tensor = self.prototypes(concepts[0], concepts[2], torch.zeros_like(keys.own))
+            return 0 * none
+        loss: torch.Tensor = self.prototypes(concepts[0], concepts[2], self._labels(keys))
         return loss
+
+    def _labels(self, keys: _Keys) -> torch.Tensor:
+        """The cluster of each pair when all were clustered; the nearest one for pairs that were not, `[P]`."""
+        assert self.prototypes is not None
+        nearest = self.prototypes.nearest(keys.of_image + keys.of_text)
+        if not self.training or keys.pairs is None:
+            return nearest
+        assigned = self.prototypes.assigned[keys.pairs]
+        return torch.where(assigned == NO_CLUSTER, nearest, assigned)
 
     # --- state: momentum encoder, banks and clusters ----------------------------------------------------------
 
     @torch.no_grad()
     def _keys(
-        self, features: torch.Tensor, captions: list[str], image_of_pair: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """Image key and text key of each pair: instance vectors of the momentum encoder."""
+        self,
+        features: torch.Tensor,
+        captions: list[str],
+        image_of_pair: torch.Tensor,
+        numbers: torch.Tensor,
+        pairs: torch.Tensor | None,
+    ) -> _Keys | None:
+        """Instance vectors of the momentum encoder."""
         if self.momentum is None:
             return None
         encoder = self.momentum.encoder
         images = encoder.branches(encoder.embed_images(features))[0]
-        return images[image_of_pair], encoder.branches(encoder.embed_texts(captions))[0]
+        texts = encoder.branches(encoder.embed_texts(captions))[0]
+        return _Keys(images, images[image_of_pair], texts, numbers, numbers[image_of_pair], pairs)
+
+    def prepare_for(self, batches: BatchSource) -> None:
+        self._source = batches
+        if self.prototypes is not None:
+            self.prototypes.make_room(torch.from_numpy(batches.pool.owner))
 
     @torch.no_grad()
     def epoch_start(self, epoch: Epoch) -> None:
-        """Cluster all pairs of the training split by v^I + w^I of the momentum encoder."""
-        if self.prototypes is None or epoch.number % self.settings.cluster_every:
+        """Cluster the pairs of the training split, if it is time; keys of earlier epochs are not used later."""
+        if self.prototypes is None or self.settings.cluster_steps is not None:
             return
-        points = []
-        for batch in epoch.pairs():
-            rows = batch.pairs.image_row
-            keys = self._keys(batch.features[self.target.encoder.name], batch.captions, rows)
-            assert keys is not None
-            points.append(self.processes.gather(keys[0] + keys[1]))
-        self.prototypes.cluster(torch.cat(points), iterations=5 if self.prototypes.clustered else 20)
+        if epoch.number > 0 and (epoch.number - 1) % self.settings.cluster_every == 0:
+            self._cluster()
+        self.prototypes.forget()
 
+    def _cluster(self) -> None:
+        """Cluster all pairs of the training split by v^I + w^I of the momentum encoder."""
+        assert self.prototypes is not None
+        if self.settings.cluster_embed:
+            self._embed_others()
+        self.prototypes.cluster()
+
+    @torch.no_grad()
+    def _embed_others(self) -> None:
+        """Keep the keys of the images and captions that no step of this epoch has embedded."""
+        assert self.prototypes is not None
+        assert self.momentum is not None
+        assert self._source is not None, "call prepare_for with the training batches before"
+        source, encoder, device = self._source, self.momentum.encoder, self.target.device
+        size = source.images_per_batch
+        no_images, no_pairs = (torch.zeros(0, dtype=torch.long, device=device) for _ in range(2))
+        no_keys = torch.zeros(0, self.prototypes.centres.shape[1], device=device)
+        for images in torch.split((~self.prototypes.image_kept).nonzero().squeeze(1), size):
+            share = images.tensor_split(self.processes.world)[self.processes.rank]
+            batch = source.true_pairs(share.cpu().numpy())
+            features = batch.features[self.target.encoder.name].to(device)
+            keys = encoder.branches(encoder.embed_images(features))[0]
+            self.prototypes.keep(self.processes.gather(keys), images, no_keys, no_pairs)
+        for pairs in torch.split((~self.prototypes.text_kept).nonzero().squeeze(1), size):
+            share = pairs.tensor_split(self.processes.world)[self.processes.rank]
+            keys = encoder.branches(encoder.embed_texts([source.pool.captions[pair] for pair in share.tolist()]))[0]
+            self.prototypes.keep(no_keys, no_images, self.processes.gather(keys), pairs)
+
+    @torch.no_grad()
     def after_step(self) -> None:
-        """Put the step's keys into the banks, then update the momentum encoder."""
+        """Put the step's keys into the banks, update the momentum encoder, and cluster if it is time."""
+        gather = self.processes.gather
         for keys in self._pending:
-            assert self.bank is not None
-            self.bank.enqueue(*(self.processes.gather(part) for part in keys))
+            of_images, images, of_text = gather(keys.of_images), gather(keys.images), gather(keys.of_text)
+            if self.bank is not None:
+                self.bank.enqueue(of_images, images, of_text, gather(keys.own))
+            if self.prototypes is not None and keys.pairs is not None and len(self.prototypes.assigned):
+                pairs = gather(keys.pairs)
+                if self.prototypes.clustered:
+                    self.prototypes.assigned[pairs] = gather(self._labels(keys))
+                self.prototypes.keep(of_images, images, of_text, pairs)
         self._pending = []
         if self.momentum is not None:
             self.momentum.update(self.target)
+        if self.prototypes is not None:
+            self.prototypes.updates += 1
+            every = self.settings.cluster_steps
+            if every is not None and int(self.prototypes.updates) % every == 0 and not self._last_step:
+                self._cluster()
 
     # --- figures ----------------------------------------------------------------------------------------------
 

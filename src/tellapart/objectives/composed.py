@@ -9,10 +9,10 @@ from pydantic import BaseModel, Field, ValidationError, field_validator
 from torch import nn
 
 from tellapart import registry
-from tellapart.data.batches import Batch
+from tellapart.data.batches import Batch, BatchSource
 from tellapart.errors import RecipeError, did_you_mean
-from tellapart.objectives.base import Epoch, Needs, Objective, Processes, Progress, Roles, Total
-from tellapart.settings import Section
+from tellapart.objectives.base import Epoch, Needs, Objective, Processes, Progress, Roles, Start, Total
+from tellapart.settings import Section, for_key
 
 
 class ComposedSettings(Section):
@@ -49,6 +49,13 @@ class ComposedSettings(Section):
             resolved[name] = {"weight": float(weight), **settings.model_dump(mode="json")}
         return resolved
 
+    def for_key(self) -> dict[str, Any]:
+        parts = {
+            name: {"weight": section["weight"], **for_key(_part(name, section)[1])}
+            for name, section in self.parts.items()
+        }
+        return {**super().for_key(), "parts": parts}
+
 
 class Composed(Objective):
     """A weighted sum of objectives for one captioner.
@@ -67,7 +74,7 @@ class Composed(Objective):
     Example:
         >>> chosen = ComposedSettings(parts={"likelihood": {}, "contrastive": {"weight": 0.5, "negatives": 3}})
         >>> Composed.needs(chosen)
-        Needs(roles={'reference': 'captioner'}, negatives=3)
+        Needs(roles={'reference': 'captioner'}, negatives=3, image_negatives=0, captions=True)
     """
 
     name = "composed"
@@ -90,7 +97,12 @@ class Composed(Objective):
         assert isinstance(settings, ComposedSettings)
         needs = [part.needs(chosen) for part, chosen in (_part(*item) for item in settings.parts.items())]
         roles = {role: kind for need in needs for role, kind in need.roles.items()}
-        return Needs(roles, max(need.negatives for need in needs))
+        return Needs(
+            roles,
+            max(need.negatives for need in needs),
+            max(need.image_negatives for need in needs),
+            captions=any(need.captions for need in needs),
+        )
 
     def losses(self, phase: str = "train") -> dict[str, float]:
         return {
@@ -104,6 +116,10 @@ class Composed(Objective):
             f"{name}/{total}": value for name, part in self._parts() for total, value in part(batch, progress).items()
         }
 
+    def before_training(self, start: Start) -> None:
+        for _, part in self._parts():
+            part.before_training(start)
+
     def epoch_start(self, epoch: Epoch) -> None:
         for _, part in self._parts():
             part.epoch_start(epoch)
@@ -116,6 +132,10 @@ class Composed(Objective):
         super().join(processes)
         for _, part in self._parts():
             part.join(processes)
+
+    def prepare_for(self, batches: BatchSource) -> None:
+        for _, part in self._parts():
+            part.prepare_for(batches)
 
     def _parts(self) -> list[tuple[str, Objective]]:
         return [(name, part) for name, part in self.parts.items() if isinstance(part, Objective)]

@@ -20,7 +20,7 @@ def contrastive_terms(
 
     Args:
         positive_ratio: G of the true pairs, `[P]`.
-        negative_ratio: G of K mismatched captions for each true pair's image, `[P, K]`.
+        negative_ratio: G of K mismatched pairs for each true pair, `[P, K]`.
         nu: ν = T_n / T_m.
         kept: which negatives count, `[P, K]`; by default all.
     """
@@ -89,9 +89,12 @@ class Contrastive(AgainstReference):
     on its own image is a loss on others. The positive term keeps the quality, the negative term makes captions
     distinctive. See `contrastive_loss` for the equations and `AgainstReference` for what is logged and left out.
 
-    Related: `Pairwise` compares a true and a mismatched caption directly (DPO); `Difference` is the paper's first
-    attempt, for ablations; `Introspective` contrasts images instead of captions and needs no reference. Combine it
-    with likelihood by `Composed`.
+    The paper's mismatched pairs are captions of other images. With `contrast: images` they are the caption with other
+    images, as in self-retrieval; with `both`, the negative term is the mean of both (see `AgainstReference`).
+
+    Related: `Pairwise` compares a true and a mismatched pair directly (DPO); `Difference` is the paper's first
+    attempt, for ablations; `Introspective` contrasts images and needs no reference. Combine it with likelihood by
+    `Composed`.
 
     Args:
         settings: see `ContrastiveSettings`.

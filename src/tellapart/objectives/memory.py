@@ -14,24 +14,20 @@ Encoder = TypeVar("Encoder", bound=nn.Module)
 NO_IMAGE = -1
 
 
-class MomentumBank(nn.Module):
-    """Coupled memory banks of CODER (sec. 3.2): queues of recent image keys and text keys of the same pairs.
+class KeyQueue(nn.Module):
+    """A queue of the newest keys of one modality, with the number of each key's image.
 
-    The queues give an anchor thousands of negatives beyond its batch. Each slot stores the number of its image, so that
-    captions of the anchor's own image and empty slots are not negatives. All state is in persistent buffers, so that
+    Keys of the anchor's own image and empty slots are not negatives. All state is in persistent buffers, so that
     resuming is exact.
 
-    Use `negatives` in the step and `enqueue` after it. Enqueue the keys gathered from all processes, so that their
-    banks stay equal.
-
     Args:
-        capacity: slots of each queue (paper: 4096).
+        capacity: slots.
         width: width of a key.
 
     Example:
-        >>> bank = MomentumBank(capacity=3, width=2)
-        >>> bank.enqueue(torch.eye(2), torch.eye(2), torch.tensor([5, 6]))
-        >>> bank.filled, bank.negatives(torch.tensor([6, 7]))
+        >>> queue = KeyQueue(capacity=3, width=2)
+        >>> queue.enqueue(torch.eye(2), torch.tensor([5, 6]))
+        >>> queue.filled, queue.negatives(torch.tensor([6, 7]))
         (2, tensor([[ True, False, False],
                 [ True,  True, False]]))
     """
@@ -41,24 +37,22 @@ class MomentumBank(nn.Module):
         if capacity < 1 or width < 1:
             raise ValueError(f"capacity is {capacity} and width is {width}; both must be at least 1")
         self.capacity = capacity
-        self.register_buffer("image_keys", torch.zeros(capacity, width))
-        self.register_buffer("text_keys", torch.zeros(capacity, width))
+        self.register_buffer("keys", torch.zeros(capacity, width))
         self.register_buffer("images", torch.full((capacity,), NO_IMAGE, dtype=torch.long))
-        # Number of pairs ever enqueued; it determines `pointer` and `filled`.
+        # Number of keys ever enqueued; it determines `pointer` and `filled`.
         self.register_buffer("enqueued", torch.zeros((), dtype=torch.long))
-        self.image_keys: torch.Tensor
-        self.text_keys: torch.Tensor
+        self.keys: torch.Tensor
         self.images: torch.Tensor
         self.enqueued: torch.Tensor
 
     @property
     def pointer(self) -> int:
-        """The slot for the next pair: the oldest one if all are filled."""
+        """The slot for the next key: the oldest one if all are filled."""
         return int(self.enqueued) % self.capacity
 
     @property
     def filled(self) -> int:
-        """Number of slots that hold a pair."""
+        """Number of slots that hold a key."""
         return min(int(self.enqueued), self.capacity)
 
     def negatives(self, images: torch.Tensor) -> torch.Tensor:
@@ -66,30 +60,66 @@ class MomentumBank(nn.Module):
         return (self.images != NO_IMAGE) & (images[:, None] != self.images)
 
     @torch.no_grad()
-    def enqueue(self, image_keys: torch.Tensor, text_keys: torch.Tensor, images: torch.Tensor) -> None:
-        """Add pairs in order, each replacing the oldest one.
+    def enqueue(self, keys: torch.Tensor, images: torch.Tensor) -> None:
+        """Add keys in order, each replacing the oldest one.
 
         Args:
-            image_keys: `[B, width]`; B may vary, be 0, or exceed the capacity.
-            text_keys: `[B, width]`, of the same pairs.
-            images: number of each pair's image, from 0, `[B]`.
+            keys: `[B, width]`; B may vary, be 0, or exceed the capacity.
+            images: number of each key's image, from 0, `[B]`.
         """
-        shape = (len(images), self.image_keys.shape[1])
-        if image_keys.shape != shape or text_keys.shape != shape:
-            raise ValueError(
-                f"keys for {shape[0]} pairs of width {shape[1]} are expected, not image keys {list(image_keys.shape)} "
-                f"and text keys {list(text_keys.shape)}"
-            )
+        shape = (len(images), self.keys.shape[1])
+        if keys.shape != shape:
+            raise ValueError(f"{shape[0]} keys of width {shape[1]} are expected, not {list(keys.shape)}")
         if len(images) and int(images.min()) < 0:
             raise ValueError("image numbers must be at least 0; negative numbers mark empty slots")
-        # If there are more pairs than slots, keep the last ones, in the slots they would have got one by one.
+        # If there are more keys than slots, keep the last ones, in the slots they would have got one by one.
         skipped = max(0, len(images) - self.capacity)
         order = torch.arange(skipped, len(images), device=self.images.device)
         slots = (self.enqueued + order) % self.capacity
-        self.image_keys[slots] = image_keys[skipped:].to(self.image_keys)
-        self.text_keys[slots] = text_keys[skipped:].to(self.text_keys)
+        self.keys[slots] = keys[skipped:].to(self.keys)
         self.images[slots] = images[skipped:].to(self.images)
         self.enqueued += len(images)
+
+
+class MomentumBank(nn.Module):
+    """Coupled memory banks of CODER (sec. 3.2): queues of recent image keys and of recent text keys.
+
+    The queues give an anchor thousands of negatives beyond its batch. An image enters its queue once in a step, with
+    however many captions: the same key twice would count twice as a negative. So the queue of images reaches back
+    further than that of texts.
+
+    Use the `negatives` of each queue in the step and `enqueue` after it. Enqueue the keys gathered from all processes,
+    so that their banks stay equal.
+
+    Args:
+        capacity: slots of each queue (paper: 4096).
+        width: width of a key.
+
+    Example:
+        >>> bank = MomentumBank(capacity=3, width=2)
+        >>> bank.enqueue(torch.eye(2)[:1], torch.tensor([5]), torch.eye(2), torch.tensor([5, 5]))
+        >>> bank.images.filled, bank.texts.filled
+        (1, 2)
+    """
+
+    def __init__(self, capacity: int, width: int) -> None:
+        super().__init__()
+        self.images = KeyQueue(capacity, width)
+        self.texts = KeyQueue(capacity, width)
+
+    def enqueue(
+        self, image_keys: torch.Tensor, images: torch.Tensor, text_keys: torch.Tensor, text_images: torch.Tensor
+    ) -> None:
+        """Add the keys of a step.
+
+        Args:
+            image_keys: one for each image, `[I, width]`.
+            images: their numbers, `[I]`.
+            text_keys: one for each caption, `[P, width]`.
+            text_images: number of each caption's image, `[P]`.
+        """
+        self.images.enqueue(image_keys, images)
+        self.texts.enqueue(text_keys, text_images)
 
 
 class MomentumEncoder(nn.Module, Generic[Encoder]):

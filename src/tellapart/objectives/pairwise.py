@@ -16,7 +16,7 @@ def pairwise_loss(
 
     Args:
         positive_ratio: G of the true pairs, eq. 7 of the CL paper, `[P]`.
-        negative_ratio: G of K mismatched captions for each true pair's image, `[P, K]`.
+        negative_ratio: G of K mismatched pairs for each true pair, `[P, K]`.
         beta: β, the steepness.
         kept: which negatives count, `[P, K]`; by default all.
 
@@ -43,8 +43,9 @@ class Pairwise(AgainstReference):
 
     This is the loss of direct preference optimisation, with the true caption as the preferred answer to the image; it
     is not in the CL paper. `Contrastive` (eq. 9) classifies each pair as true or mismatched; this loss only ranks two
-    captions of one image. So it does not keep p of true pairs from falling: add likelihood with `Composed` if quality
-    drops. See `AgainstReference` for what is logged and left out; h is that of CL with ν = 1.
+    captions of one image, or two images of one caption (`contrast`, see `AgainstReference`). So it does not keep p of
+    true pairs from falling: add likelihood with `Composed` if quality drops. See `AgainstReference` for what is logged
+    and left out; h is that of CL with ν = 1.
 
     Args:
         settings: see `PairwiseSettings`.

@@ -11,6 +11,11 @@ from torch.nn import functional
 from tellapart.errors import RecipeError
 from tellapart.retrievers.base import inner_products
 
+# Points for each cluster that decide the centres; with more, k-means takes longer and finds about the same.
+POINTS_PER_CLUSTER = 32
+# Label of a pair that has no cluster.
+NO_CLUSTER = -1
+
 
 class Clusters(NamedTuple):
     """The result of `spherical_kmeans`.
@@ -58,20 +63,25 @@ def spherical_kmeans(
     iterations: int = 20,
     seed: int = 0,
     chunk: int = 4096,
+    points_per_cluster: int = POINTS_PER_CLUSTER,
 ) -> Clusters:
     """K-means by cosine similarity; deterministic for the same points in the same order.
 
     Each point is assigned to its most similar centre, then each centre becomes the direction of the sum of its points,
     until nothing changes. An empty cluster gets the point with the lowest cosine to its own centre.
 
+    If there are more than `points_per_cluster × K` points, the centres are those of so many of them, drawn with `seed`;
+    then all points are assigned. Points are read in chunks and may be in half precision: memory holds them once.
+
     Args:
-        points: `[N, width]`; only their directions matter.
+        points: `[N, width]`, in any floating point precision; only their directions matter.
         clusters: K, at most N.
         centres: initial centres, `[K, width]`, for example of the last epoch, so that cluster numbers keep their
             meaning. By default K distinct points are drawn with `seed`.
         iterations: maximum number of iterations.
         seed: for the draw.
         chunk: number of points to compare at a time.
+        points_per_cluster: how many points for each cluster decide the centres.
 
     Example:
         >>> points = torch.tensor([[1.0, 0.1], [1.0, -0.1], [0.1, 1.0], [-0.1, 1.0]])
@@ -85,18 +95,23 @@ def spherical_kmeans(
         )
     if centres is not None and centres.shape != (clusters, points.shape[1]):
         raise ValueError(f"centres are {list(centres.shape)}; they must be {[clusters, points.shape[1]]}")
-    points = functional.normalize(points.float(), dim=1)
+    some, most = points, points_per_cluster * clusters
+    if len(points) > most:
+        drawn = torch.randperm(len(points), generator=torch.Generator().manual_seed(seed))[:most]
+        some = points[drawn.sort().values.to(points.device)]
     if centres is None:
-        drawn = torch.randperm(len(points), generator=torch.Generator().manual_seed(seed))[:clusters]
-        centres = points[drawn.to(points.device)]
-    centres = functional.normalize(centres.to(points), dim=1)
-    labels, cosines = _assign(points, centres, chunk)
+        drawn = torch.randperm(len(some), generator=torch.Generator().manual_seed(seed))[:clusters]
+        centres = some[drawn.to(points.device)]
+    centres = functional.normalize(centres.to(points.device).float(), dim=1)
+    labels, cosines = _assign(some, centres, chunk)
     made, changed = 0, True
     while changed and made < iterations:
-        centres = _directions(points, labels, centres, chunk)
+        centres = _directions(some, labels, centres, chunk)
         before = labels
-        labels, cosines = _assign(points, centres, chunk)
+        labels, cosines = _assign(some, centres, chunk)
         made, changed = made + 1, not torch.equal(labels, before)
+    if some is not points:
+        labels, cosines = _assign(points, centres, chunk)
     return Clusters(centres, labels, cosines.mean().item(), made)
 
 
@@ -113,7 +128,8 @@ def _directions(points: torch.Tensor, labels: torch.Tensor, centres: torch.Tenso
     sums = torch.zeros(centres.shape, dtype=torch.float64)
     for start in range(0, len(points), chunk):
         part = slice(start, start + chunk)
-        sums.index_add_(0, labels[part].cpu(), points[part].cpu().double())
+        unit = functional.normalize(points[part].float(), dim=1)
+        sums.index_add_(0, labels[part].cpu(), unit.cpu().double())
     lengths = sums.norm(dim=1, keepdim=True)
     moved = (sums / lengths.clamp(min=1e-12)).to(centres)
     return torch.where((lengths > 1e-6).to(centres.device), moved, centres)
@@ -159,8 +175,9 @@ class Prototypes(nn.Module):
     Pairs are clustered by v^I + w^I. The concept-level descriptors of both modalities then predict the cluster through
     one matrix P^C, which passes meaning from one branch to the other. See `prototype_loss` for the equation.
 
-    The centres are a persistent buffer, and clustering starts from the last centres, so that cluster numbers keep their
-    meaning over epochs and after a resume.
+    `keep` stores the keys that the steps make anyway, in half precision, so that a clustering embeds only the others.
+    `cluster` stores each pair's cluster, which stays the same until the next clustering, and starts from the last
+    centres, so that cluster numbers keep their meaning. All of it is in persistent buffers: resuming is exact.
 
     Args:
         clusters: K; about one cluster for 15 pairs.
@@ -169,10 +186,12 @@ class Prototypes(nn.Module):
 
     Example:
         >>> prototypes = Prototypes(clusters=2, instance_width=2, concept_width=3)
-        >>> prototypes.cluster(torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]])).iterations > 0
-        True
-        >>> labels = prototypes.labels(torch.tensor([[2.0, 0.0]]))
-        >>> prototypes(torch.zeros(1, 3), torch.zeros(1, 3), labels).shape
+        >>> prototypes.make_room(torch.tensor([0, 0, 1]))   # two captions of image 0, one of image 1
+        >>> prototypes.keep(torch.eye(2), torch.arange(2), torch.tensor([[1.0, 0], [1, 0], [0, 1]]), torch.arange(3))
+        >>> _ = prototypes.cluster()
+        >>> prototypes.assigned[0] == prototypes.assigned[1], prototypes.assigned[0] == prototypes.assigned[2]
+        (tensor(True), tensor(False))
+        >>> prototypes(torch.zeros(1, 3), torch.zeros(1, 3), prototypes.assigned[:1]).shape
         torch.Size([1])
     """
 
@@ -181,22 +200,79 @@ class Prototypes(nn.Module):
         self.classifier = nn.Linear(concept_width, clusters, bias=False)
         self.register_buffer("centres", torch.zeros(clusters, instance_width))
         self.register_buffer("clustered", torch.zeros((), dtype=torch.bool))
+        # Updates since the training began.
+        self.register_buffer("updates", torch.zeros((), dtype=torch.long))
+        for name, shape, dtype in (
+            ("assigned", (0,), torch.long),
+            ("image_keys", (0, instance_width), torch.float16),
+            ("text_keys", (0, instance_width), torch.float16),
+            ("image_kept", (0,), torch.bool),
+            ("text_kept", (0,), torch.bool),
+        ):
+            self.register_buffer(name, torch.zeros(shape, dtype=dtype))
+        self.register_buffer("image_of_pair", torch.zeros(0, dtype=torch.long), persistent=False)
         self.centres: torch.Tensor
         self.clustered: torch.Tensor
+        self.updates: torch.Tensor
+        self.assigned: torch.Tensor
+        self.image_keys: torch.Tensor
+        self.text_keys: torch.Tensor
+        self.image_kept: torch.Tensor
+        self.text_kept: torch.Tensor
+        self.image_of_pair: torch.Tensor
 
-    def cluster(self, points: torch.Tensor, iterations: int = 20, seed: int = 0) -> Clusters:
-        """Cluster v^I + w^I of all pairs `[N, width]`, from the last centres if there are any, and store the centres.
+    def make_room(self, image_of_pair: torch.Tensor) -> None:
+        """Make room for the keys of all pairs of the training split.
 
-        Every process must pass all points, in the same order.
+        Args:
+            image_of_pair: number of each pair's image, `[N]`, in rising order from 0.
         """
+        device, width = self.centres.device, self.centres.shape[1]
+        pairs, images = len(image_of_pair), int(image_of_pair.max()) + 1 if len(image_of_pair) else 0
+        self.image_of_pair = image_of_pair.to(device)
+        self.assigned = torch.full((pairs,), NO_CLUSTER, dtype=torch.long, device=device)
+        self.image_keys = torch.zeros(images, width, dtype=torch.float16, device=device)
+        self.text_keys = torch.zeros(pairs, width, dtype=torch.float16, device=device)
+        self.image_kept = torch.zeros(images, dtype=torch.bool, device=device)
+        self.text_kept = torch.zeros(pairs, dtype=torch.bool, device=device)
+
+    @torch.no_grad()
+    def keep(
+        self, image_keys: torch.Tensor, images: torch.Tensor, text_keys: torch.Tensor, pairs: torch.Tensor
+    ) -> None:
+        """Store keys of images and pairs, by their numbers; newer ones replace older ones."""
+        self.image_keys[images] = image_keys.to(self.image_keys)
+        self.image_kept[images] = True
+        self.text_keys[pairs] = text_keys.to(self.text_keys)
+        self.text_kept[pairs] = True
+
+    def forget(self) -> None:
+        """Drop the keys, which are of older encoders."""
+        self.image_kept.fill_(False)
+        self.text_kept.fill_(False)
+
+    @torch.no_grad()
+    def cluster(self, seed: int = 0) -> Clusters:
+        """Cluster the pairs whose keys are kept, store centres and labels, and drop the keys.
+
+        The other pairs have no cluster. Every process must keep the same keys.
+        """
+        there = (self.text_kept & self.image_kept[self.image_of_pair]).nonzero().squeeze(1)
+        # The sums take the place of the text keys: at 500,000 pairs there is no memory for both.
+        for rows in torch.split(there, 4096):
+            self.text_keys[rows] += self.image_keys[self.image_of_pair[rows]]
+        points = self.text_keys if len(there) == len(self.text_keys) else self.text_keys[there]
         start = self.centres if self.clustered else None
-        found = spherical_kmeans(points, len(self.centres), start, iterations, seed)
+        found = spherical_kmeans(points, len(self.centres), start, 5 if self.clustered else 20, seed)
         self.centres.copy_(found.centres)
+        self.assigned.fill_(NO_CLUSTER)
+        self.assigned[there] = found.labels
         self.clustered.fill_(True)
+        self.forget()
         return found
 
-    def labels(self, points: torch.Tensor) -> torch.Tensor:
-        """z: the cluster of each pair, by v^I + w^I, `[P]`."""
+    def nearest(self, points: torch.Tensor) -> torch.Tensor:
+        """The nearest cluster of v^I + w^I, `[P]`, for pairs that have none."""
         return nearest_centres(points, self.centres)[0]
 
     def forward(self, image_concepts: torch.Tensor, text_concepts: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:

@@ -65,6 +65,14 @@ class Pictures:
         return self._made[id]
 
 
+# Kinds of pairs in the journal of a contrastive training -> their names in curves.
+PAIRS = {
+    "positive": "true pairs, G⁺",
+    "negative": "mismatched captions, G⁻",
+    "image_negative": "mismatched images, G⁻",
+}
+
+
 def curves(journals: Mapping[str, list[dict[str, Any]]]) -> str:
     """Loss curves of trainings, and G⁺ and G⁻ of contrastive ones, as inline SVG.
 
@@ -89,8 +97,10 @@ def curves(journals: Mapping[str, list[dict[str, Any]]]) -> str:
             axis = next(places)
             logged = [row for row in rows if row["split"] == "train"]
             steps = [row["step"] for row in logged]
-            axis.plot(steps, [row.get("log_ratio_positive", math.nan) for row in logged], label="true pairs, G⁺")
-            axis.plot(steps, [row.get("log_ratio_negative", math.nan) for row in logged], label="mismatched, G⁻")
+            for kind, name in PAIRS.items():
+                if f"log_ratio_{kind}" in rows[0]:
+                    ratios = [row.get(f"log_ratio_{kind}", math.nan) for row in logged]
+                    axis.plot(steps, ratios, label=name)
             axis.set_title(fill(f"{label}: log ratio to reference", TITLE))
         for axis in axes.ravel()[:panels]:
             axis.legend(frameon=False, fontsize=8)

@@ -11,29 +11,50 @@ from tellapart.engine.journal import read_journal
 from tellapart.evaluation.compare import ComparedRun, Comparison
 from tellapart.evaluation.evaluate import Evaluation
 from tellapart.files import GENERATOR, check_output, write_json, write_text
-from tellapart.metrics import PairedDifference
+from tellapart.metrics import PairedDifference, holm
+from tellapart.metrics.bootstrap import LEVEL
 from tellapart.pages.base import Pictures, curves, render, shown
 
 COLUMNS = [  # figure, heading, what it means, how it is printed
     ("self_retrieval_R@1", "Finds its image", "share of captions that rank their own image first of all", "percent"),
     ("self_retrieval_mean_rank", "Mean rank", "mean rank of the own image; 1 is best", "number"),
     ("under_judge_R@1", "… ranked by {judge}", "the same when {judge} ranks", "percent"),
+    (
+        "under_listener_R@1",
+        "… ranked by {listener}",
+        "the same when {listener} ranks, an outsider",
+        "percent",
+    ),
+    ("true_listener_R@1", "… by what is true", "the same when the known contents of the scenes decide", "percent"),
+    ("truth", "Truth", "share of what captions claim that is right", "percent"),
+    ("difference_named", "Names the difference", "of near-duplicates: share that rightly says what differs", "percent"),
     ("CIDEr", "CIDEr", "CIDEr-D: agreement with what people wrote", "figure"),
     ("Bleu_4", "BLEU-4", "agreement with what people wrote", "figure"),
     ("distinct", "Distinct", "share of captions that differ from all others", "percent"),
     ("novel", "Novel", "share of captions that are no training caption", "percent"),
-    ("vocabulary", "Words used", "different words in all captions", "count"),
     ("mean_length", "Length", "mean number of words", "number"),
 ]
 CARDS = 9
+FAMILIES = 4
 QUERIES = 4
 
+
+# The figure in the headline: the first of these that was measured, and what it is called.
+HEADLINES = {
+    "true_listener_R@1": "captions that find their picture, by what is true",
+    "under_listener_R@1": "captions that find their picture under {listener}",
+    "self_retrieval_R@1": "captions that find their picture",
+}
 
 # Figures whose differences from the control are printed: name, factor, unit, and whether more of it is better.
 COMPARED = {
     "self_retrieval_R@1": ("finds its image", 100.0, " points", 1),
     "under_judge_R@1": ("finds its image under {judge}", 100.0, " points", 1),
     "under_judge_mean_rank": ("mean rank under {judge}", 1.0, "", -1),
+    "under_listener_R@1": ("finds its image under {listener}", 100.0, " points", 1),
+    "true_listener_R@1": ("finds its image by what is true", 100.0, " points", 1),
+    "truth": ("truth", 100.0, " points", 1),
+    "difference_named": ("names the difference", 100.0, " points", 1),
     "CIDEr": ("CIDEr", 1.0, "", 1),
 }
 
@@ -57,6 +78,8 @@ def write_report(comparison: Comparison, folder: str | Path) -> Path:
     pictures = Pictures(dataset)
     images = len(treatment.evaluation.ranked_rows)
     pair = (baseline, treatment)
+    found = comparison.differences[treatment.label]
+    headline = next(figure for figure in HEADLINES if figure in found)
     text = render(
         "report.html",
         data=dataset.name,
@@ -64,12 +87,18 @@ def write_report(comparison: Comparison, folder: str | Path) -> Path:
         captioned=len(comparison.records),
         chance=1 / images,
         columns=_columns(comparison),
-        rows=[(row.label, row.evaluation.corpus) for row in comparison.rows],
+        rows=[(label, evaluation.corpus) for label, evaluation in comparison.evaluations.items()],
         control=comparison.control,
         baseline=baseline.label,
         treatment=treatment.label,
         differences={label: difference_rows(comparison, label) for label in comparison.differences},
-        headline=comparison.differences[treatment.label]["self_retrieval_R@1"],
+        headline=found[headline],
+        headline_name=_named(HEADLINES[headline], comparison),
+        headline_values=[
+            (label, evaluation.corpus[headline])
+            for label, evaluation in comparison.evaluations.items()
+            if headline in evaluation.corpus
+        ],
         gained=cards(pair, comparison.records, pictures, gained=True),
         lost=cards(pair, comparison.records, pictures, gained=False),
         families=_families(pair, comparison.records, pictures),
@@ -82,76 +111,114 @@ def write_report(comparison: Comparison, folder: str | Path) -> Path:
     return path
 
 
+def _named(text: str, comparison: Comparison) -> str:
+    """A heading with the names of judge and listener in it."""
+    return text.format(judge=comparison.judge, listener=comparison.listener)
+
+
 def _columns(comparison: Comparison) -> list[tuple[str, str, str, str]]:
-    """The table's columns, with the judge's name in them."""
+    """The table's columns that have a value in any row."""
+    measured = {name for evaluation in comparison.evaluations.values() for name in evaluation.corpus}
     return [
-        (figure, heading.format(judge=comparison.judge), meaning.format(judge=comparison.judge), kind)
+        (figure, _named(heading, comparison), _named(meaning, comparison), kind)
         for figure, heading, meaning, kind in COLUMNS
+        if figure in measured
     ]
 
 
 def comparison_table(comparison: Comparison) -> tuple[list[str], list[list[str]]]:
     """Headings and rows of the table."""
-    headings = ["", *(heading for _, heading, _, _ in _columns(comparison))]
-    return headings, [
-        [row.label, *(shown(row.evaluation.corpus.get(name), kind) for name, _, _, kind in COLUMNS)]
-        for row in comparison.rows
+    columns = _columns(comparison)
+    return ["", *(heading for _, heading, _, _ in columns)], [
+        [label, *(shown(evaluation.corpus.get(name), kind) for name, _, _, kind in columns)]
+        for label, evaluation in comparison.evaluations.items()
     ]
 
 
 def difference_rows(comparison: Comparison, label: str) -> list[tuple[str, str, str]]:
-    """Of one row: figure, difference from the control with its interval, and a verdict in words."""
+    """Of one row: figure, difference from the control with its interval, and a verdict in words.
+
+    The verdict is corrected by Holm for all rows and figures printed.
+    """
+    p_values = holm(
+        {
+            (row, figure): found[figure].p_value
+            for row, found in comparison.differences.items()
+            for figure in COMPARED
+            if figure in found
+        }
+    )
     rows = []
-    for key, (name, scale, unit, better) in COMPARED.items():
-        found = comparison.differences[label][key]
+    for figure, (name, scale, unit, better) in COMPARED.items():
+        if figure not in comparison.differences[label]:  # people's captions have no self-retrieval
+            continue
+        found = comparison.differences[label][figure]
         digits = 1 if scale > 1 else 3
         change = (
             f"{scale * found.difference:+.{digits}f}{unit} "
             f"[{scale * found.low:+.{digits}f}, {scale * found.high:+.{digits}f}]"
         )
-        rows.append((name.format(judge=comparison.judge), change, _verdict(found, better)))
+        rows.append((_named(name, comparison), change, _verdict(found, p_values[label, figure], better)))
     return rows
 
 
-def _verdict(found: PairedDifference, better: int) -> str:
-    if found.low <= 0 <= found.high:
+def _verdict(found: PairedDifference, p_value: float, better: int) -> str:
+    if p_value >= LEVEL:
         return "no significant difference"
     return "significantly better" if found.difference * better > 0 else "significantly worse"
 
 
-def _captions_at(rows: Iterable[ComparedRun], position: int) -> list[dict[str, Any]]:
+def _captions_at(rows: Iterable[ComparedRun], position: int, by: str = "rank") -> list[dict[str, Any]]:
     found = [(row.label, row.evaluation.rows[position]) for row in rows]
-    return [{"label": label, "caption": item["caption"], "rank": item.get("rank")} for label, item in found]
+    return [{"label": label, "caption": item["caption"], "rank": item.get(by)} for label, item in found]
 
 
 def cards(
-    pair: tuple[ComparedRun, ComparedRun], records: Sequence[Record], pictures: Pictures, gained: bool
+    pair: tuple[ComparedRun, ComparedRun], records: Sequence[Record], pictures: Pictures, gained: bool, by: str = "rank"
 ) -> list[dict[str, Any]]:
-    """Images whose rank changed most between two runs: the best gains, or a few losses."""
-    ranks = [row.evaluation.values("rank") for row in pair]
+    """Images whose rank changed most between two runs: the best gains, or a few losses.
+
+    Args:
+        pair: the runs, the earlier one first.
+        records: the images.
+        pictures: their pictures.
+        gained: gains, or else losses.
+        by: which rank: `rank` (own model), `rank_under_judge` or `rank_under_listener`.
+    """
+    ranks = [row.evaluation.values(by) for row in pair]
     change = (ranks[0] - ranks[1]) if gained else (ranks[1] - ranks[0])
     chosen = [int(i) for i in (-change).argsort(kind="stable") if change[i] > 0][: CARDS if gained else 3]
-    return [{"picture": pictures[records[i].id], "says": _captions_at(pair, i)} for i in chosen]
+    return [{"picture": pictures[records[i].id], "says": _captions_at(pair, i, by)} for i in chosen]
 
 
 def _families(
     pair: tuple[ComparedRun, ComparedRun], records: Sequence[Record], pictures: Pictures
 ) -> list[list[dict[str, Any]]]:
-    """Near-duplicates side by side: the families where the second run finds most members that the first does not."""
+    """Near-duplicates side by side: families that the second run tells apart."""
     members: dict[str, list[int]] = {}
     for position, record in enumerate(records[: len(pair[1].evaluation.ranked_rows)]):
         if record.family is not None:
             members.setdefault(record.family, []).append(position)
     groups = [group for group in members.values() if len(group) > 1]
 
-    def hits(evaluation: Evaluation, group: list[int]) -> int:
-        return sum(evaluation.rows[position]["rank"] == 1 for position in group)
+    def told(evaluation: Evaluation, group: list[int]) -> float:
+        """Share of a family whose captions tell it apart: by what is true if that is known, else by their model."""
+        return sum(_tells_apart(evaluation.rows[position]) for position in group) / len(group)
 
-    groups.sort(key=lambda group: hits(pair[0].evaluation, group) - hits(pair[1].evaluation, group))
+    # First families that the second run tells apart as a whole and the first does not. In a pair, each caption that
+    # tells apart does so from the only other scene; in a larger family perhaps from one of several.
+    before, after = (row.evaluation for row in pair)
+    groups.sort(key=lambda group: (-told(after, group), len(group), told(before, group)))
     return [
         [{"picture": pictures[records[position].id], "says": _captions_at(pair, position)} for position in group]
-        for group in groups[:2]
+        for group in groups[:FAMILIES]
     ]
+
+
+def _tells_apart(row: dict[str, Any]) -> bool:
+    if "difference_named" in row:
+        return bool(row["difference_named"] == 1 and row.get("truth", 0) == 1)
+    return bool(row["rank"] == 1)
 
 
 def _queries(pair: tuple[ComparedRun, ComparedRun], pictures: Pictures) -> list[list[dict[str, Any]]]:

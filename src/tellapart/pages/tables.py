@@ -40,7 +40,7 @@ def print_comparison(comparison: Comparison) -> None:
     """The table, and every row's differences from the control."""
     print_table(*comparison_table(comparison))
     for label in comparison.differences:
-        print(f"\n{label} against {comparison.control} (paired bootstrap, 95 % interval):")
+        print(f"\n{label} against {comparison.control} (95 % interval over images; verdict corrected by Holm):")
         for name, change, verdict in difference_rows(comparison, label):
             print(f"  {name}: {change} ({verdict})")
 
@@ -56,6 +56,12 @@ def print_retrieval(measured: RetrievalEvaluation) -> None:
             ranks = [f"{figures[f'{direction}_median_rank']:.1f}", f"{figures[f'{direction}_mean_rank']:.2f}"]
             rows.append([name + suffix, *recalls, *ranks])
         rows.append([f"R@sum{suffix}", f"{100 * figures['R@sum']:.1f}", "", "", "", ""])
+        alone = {branch: figures.get(f"{branch}_R@sum") for branch in ("instance", "concept")}
+        rows += [
+            [f"R@sum, {branch} branch alone", f"{100 * value:.1f}", "", "", "", ""]
+            for branch, value in alone.items()
+            if value is not None
+        ]
         rows.append([f"R@sum by chance{suffix}", f"{100 * figures['chance_R@sum']:.1f}", "", "", "", ""])
     print_table(["", *(f"R@{k}" for k in KS), "median", "mean rank"], rows)
 

@@ -47,6 +47,7 @@ class Retriever(Model):
 
     Attributes:
         has_index_vectors: whether the similarity is an inner product of one vector per item.
+        has_coarse_vectors: for a retriever without them: whether `coarse_vectors` give about the same order.
 
     Example:
         >>> retriever = Retriever.from_pretrained("runs/scenes-ranking-1a2b3c4d")           # doctest: +SKIP
@@ -56,6 +57,7 @@ class Retriever(Model):
 
     kind = "retriever"
     has_index_vectors: ClassVar[bool] = True
+    has_coarse_vectors: ClassVar[bool] = False
 
     # --- implemented by each architecture ---------------------------------------------------------------------
 
@@ -73,6 +75,13 @@ class Retriever(Model):
         Only if `has_index_vectors`.
         """
         raise NotImplementedError(f"{self.name} has no index vectors; use similarity")
+
+    def coarse_vectors(self, raw: Raw) -> torch.Tensor:
+        """One vector per item whose inner products order items roughly as the similarity does, `[items, width]`.
+
+        Only if `has_coarse_vectors`: to find the items that are worth comparing pair by pair.
+        """
+        raise NotImplementedError(f"{self.name} has no coarse vectors")
 
     def branches(self, raw: Raw) -> tuple[torch.Tensor, ...]:
         """Unit vectors of each branch, instance branch first, `[items, width]` each; by default the index vectors."""

@@ -73,7 +73,10 @@ class ConceptGraph(nn.Module):
 
     ::
 
-        Y = L2(Â · LeakyReLU(Â X W₁) · W₂)
+        C = Â · LeakyReLU(Â X W₁) · W₂,   Y = L2(C − mean of C over the concepts)
+
+    In the paper Y = L2(C). Then all concepts have a large part in common, and so have all mixtures of them: the loss
+    first pushes the mixtures of images and of texts apart as wholes, until each modality has one concept for all.
 
     Args:
         adjacency: Â, from `concept_adjacency`, `[g, g]`; a persistent buffer.
@@ -81,6 +84,7 @@ class ConceptGraph(nn.Module):
         hidden: width of the hidden layer.
         vectors: X, initial word vectors of the concepts `[g, word width]`; random by default.
         vector_width: width of random vectors.
+        centred: subtract the mean; false: as in the paper.
 
     Example:
         >>> ConceptGraph(torch.eye(4), width=8)().shape
@@ -94,6 +98,7 @@ class ConceptGraph(nn.Module):
         hidden: int = 512,
         vectors: torch.Tensor | None = None,
         vector_width: int = 300,
+        centred: bool = True,
     ) -> None:
         super().__init__()
         if vectors is None:
@@ -103,6 +108,7 @@ class ConceptGraph(nn.Module):
                 f"word vectors {list(vectors.shape)} do not match an adjacency of {list(adjacency.shape)}; "
                 "give one vector for each concept"
             )
+        self.centred = centred
         self.register_buffer("adjacency", adjacency.detach().clone().float())
         self.adjacency: torch.Tensor
         self.vectors = nn.Parameter(vectors.detach().clone().float())
@@ -112,7 +118,10 @@ class ConceptGraph(nn.Module):
     def forward(self) -> torch.Tensor:
         """Y, unit vectors `[g, width]`."""
         hidden = functional.leaky_relu(self.adjacency @ self.first(self.vectors), 0.2)
-        return functional.normalize(self.adjacency @ self.second(hidden), dim=-1)
+        concepts = self.adjacency @ self.second(hidden)
+        if self.centred:
+            concepts = concepts - concepts.mean(dim=0, keepdim=True)
+        return functional.normalize(concepts, dim=-1)
 
 
 class ConceptQuery(nn.Module):
@@ -120,13 +129,17 @@ class ConceptQuery(nn.Module):
 
     ::
 
-        a_i = softmax_i(λ qᵀ W y_i),   c = Σ_i a_i y_i
+        a_i = softmax_i(λ cos(Wᵀq, y_i)),   c = Σ_i a_i y_i
+
+    In the paper the logits are λ qᵀ W y_i, without bound: c is normalised afterwards, so W can grow until a query has
+    one concept and no gradient. With the cosine, λ decides how far a query can concentrate.
 
     Each modality has its own W; the concept vectors are shared. No concept labels are needed.
 
     Args:
         width: F, width of queries and concept vectors.
         smoothness: λ; a higher value gives weight to fewer concepts.
+        bounded: use the cosine; false: as in the paper.
 
     Example:
         >>> query = ConceptQuery(width=8)
@@ -134,15 +147,19 @@ class ConceptQuery(nn.Module):
         torch.Size([2, 8])
     """
 
-    def __init__(self, width: int, smoothness: float = 10.0) -> None:
+    def __init__(self, width: int, smoothness: float = 3.0, bounded: bool = True) -> None:
         super().__init__()
         self.smoothness = smoothness
+        self.bounded = bounded
         self.weight = nn.Parameter(torch.empty(width, width))
         nn.init.xavier_uniform_(self.weight)
 
     def attention(self, queries: torch.Tensor, concepts: torch.Tensor) -> torch.Tensor:
         """a: weights of the concepts, `[rows, g]`, in float32."""
-        return (self.smoothness * (queries @ self.weight @ concepts.T).float()).softmax(dim=-1)
+        asked = queries @ self.weight
+        if self.bounded:
+            asked = functional.normalize(asked, dim=-1)
+        return (self.smoothness * (asked @ concepts.T).float()).softmax(dim=-1)
 
     def forward(self, queries: torch.Tensor, concepts: torch.Tensor) -> torch.Tensor:
         """c: concept-level descriptors, `[rows, width]`, not normalised.

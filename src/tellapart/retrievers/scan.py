@@ -11,6 +11,7 @@ from torch.nn import functional
 
 from tellapart.encoders.base import EncoderIdentity
 from tellapart.retrievers.base import Raw
+from tellapart.retrievers.pooling import mean_pool
 from tellapart.retrievers.sentences import bigru_states
 from tellapart.retrievers.words import WordRetriever
 from tellapart.settings import MAX_WIDTH, Section
@@ -82,7 +83,8 @@ class Scan(WordRetriever):
     """SCAN: each word attends to the regions of every image; see `cross_attention` for the equations.
 
     More accurate than one vector per item, but far slower, since every image must be compared with every caption. Use
-    it to compare accuracy against speed. Train it with the `coder` objective and `loss: triplet`.
+    it to compare accuracy against speed. In large galleries it re-ranks what its `coarse_vectors` find. Train it with
+    the `coder` objective and `loss: triplet`.
 
     Raw embeddings are `(regions,)` and `(words, mask)`, unit vectors.
 
@@ -98,6 +100,7 @@ class Scan(WordRetriever):
     Settings = ScanSettings
     settings: ScanSettings
     has_index_vectors = False
+    has_coarse_vectors = True
 
     def __init__(self, settings: ScanSettings, vocabulary: Vocabulary, encoder: EncoderIdentity) -> None:
         super().__init__(settings, vocabulary, encoder, settings.words)
@@ -116,6 +119,12 @@ class Scan(WordRetriever):
         missing = self.vocabulary.max_words - states.shape[1]
         words = functional.pad(functional.normalize(states.float(), dim=2), (0, 0, 0, max(0, missing)))
         return words, torch.arange(words.shape[1], device=words.device) < lengths[:, None]
+
+    def coarse_vectors(self, raw: Raw) -> torch.Tensor:
+        """The mean of the regions of an image, or of the words of a caption, normalised."""
+        assert isinstance(raw, tuple)
+        items, mask = raw if len(raw) == 2 else (raw[0], torch.ones(raw[0].shape[:2], dtype=torch.bool))
+        return functional.normalize(mean_pool(items, mask.to(items.device)), dim=1)
 
     def similarity(self, images: Raw, texts: Raw) -> torch.Tensor:
         (regions,), (words, mask) = images, texts

@@ -29,9 +29,8 @@ from tellapart.retrievers.pooling import (
     max_pool,
     mean_pool,
     pack_items,
-    sort_items,
 )
-from tellapart.settings import MAX_WIDTH, Section
+from tellapart.settings import ADDED, MAX_WIDTH, Section
 
 # The file with the concepts in a model folder; their graph is a buffer of the model.
 CONCEPTS = "concepts.json"
@@ -43,7 +42,14 @@ class BranchSettings(Section):
     width: int = Field(256, ge=1, le=MAX_WIDTH, description="F: width of each branch (paper: 1024)")
     pooling: Literal["gpo", "mean", "max"] = Field("gpo", description="pooling of regions and words to one vector")
     concepts: int = Field(0, ge=0, le=MAX_WIDTH, description="g: number of concepts (paper: 400); 0: no concept branch")
-    smoothness: float = Field(10.0, gt=0, description="λ of the softmax over concepts")
+    smoothness: float = Field(
+        3.0, gt=0, description="λ of the softmax over concepts (paper: 10, with literal_concepts)"
+    )
+    literal_concepts: bool = Field(
+        False,
+        description="concepts not centred and queries without bound, as eq. 2 is written",
+        json_schema_extra=ADDED,
+    )
     instance_share: float = Field(0.9, gt=0, le=1, description="β: weight of the instance branch in the similarity")
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout of word vectors and region features")
     drop_regions: float = Field(0.2, ge=0, lt=1, description="share of regions to drop in training")
@@ -56,6 +62,9 @@ class TwoBranches(Retriever):
     A subclass adds the part that reads captions and calls `_embed_items` with its states. The order in which weights
     are created decides their random values: word vectors, `_make_image_side`, sentence encoder, `_make_branches`.
 
+    Each branch has its own aggregators g of eq. 1, with their projection: regions go through a linear layer and an MLP
+    of the branch, and the states of words through a linear layer of the concept branch, before each is pooled.
+
     Attributes:
         concepts: concepts of the second branch.
     """
@@ -64,10 +73,16 @@ class TwoBranches(Retriever):
     concepts: tuple[Concept, ...]
 
     def _make_image_side(self) -> None:
+        self.normalise = nn.LayerNorm(self.encoder.width)
+        self.region, self.detail = self._make_projection()
+
+    def _make_projection(self) -> tuple[nn.Linear, nn.Sequential]:
+        """A linear layer and an MLP from regions to F; their sum projects the regions for one branch."""
         wide, width = self.encoder.width, self.settings.width
-        self.normalise = nn.LayerNorm(wide)
-        self.region = nn.Linear(wide, width)
-        self.detail = nn.Sequential(nn.Linear(wide, width // 2), nn.ReLU(), nn.Linear(width // 2, width))
+        return (
+            nn.Linear(wide, width),
+            nn.Sequential(nn.Linear(wide, width // 2), nn.ReLU(), nn.Linear(width // 2, width)),
+        )
 
     def _make_branches(self, concepts: Sequence[Concept]) -> None:
         settings = self.settings
@@ -79,20 +94,29 @@ class TwoBranches(Retriever):
         self.pool_regions = nn.ModuleList(GeneralizedPooling() for _ in range(learned))
         self.pool_words = nn.ModuleList(GeneralizedPooling() for _ in range(learned))
         if concepts:
+            self.concept_region, self.concept_detail = self._make_projection()
+            self.concept_words = nn.Linear(settings.width, settings.width)
             # The adjacency is set by `make`, or loaded with the weights.
-            self.graph = ConceptGraph(torch.eye(len(concepts)), settings.width, vectors=self._concept_vectors())
-            self.ask_image = ConceptQuery(settings.width, settings.smoothness)
-            self.ask_text = ConceptQuery(settings.width, settings.smoothness)
+            better = not settings.literal_concepts
+            adjacency, vectors = torch.eye(len(concepts)), self._concept_vectors()
+            self.graph = ConceptGraph(adjacency, settings.width, vectors=vectors, centred=better)
+            self.ask_image = ConceptQuery(settings.width, settings.smoothness, better)
+            self.ask_text = ConceptQuery(settings.width, settings.smoothness, better)
 
     @abstractmethod
     def _concept_vectors(self) -> torch.Tensor:
         """X: initial vectors of the concepts, `[g, any width]`."""
 
-    def _relate_concepts(self, captions: Iterable[Sequence[str]]) -> None:
-        """Compute the graph from the training captions, each split into words."""
+    def _relate_concepts(self, captions: Iterable[Sequence[str]], vectors: torch.Tensor | None = None) -> None:
+        """Compute the graph from the training captions, each split into words.
+
+        Args:
+            captions: of the training split.
+            vectors: X, by default `_concept_vectors`.
+        """
         probabilities = conditional_probabilities(concepts_in(captions, self.concepts), len(self.concepts))
         self.graph.adjacency.copy_(concept_adjacency(probabilities))
-        self.graph.vectors.data.copy_(self._concept_vectors())
+        self.graph.vectors.data.copy_(self._concept_vectors() if vectors is None else vectors)
 
     def write_parts(self, folder: Path) -> None:
         super().write_parts(folder)
@@ -117,20 +141,21 @@ class TwoBranches(Retriever):
             # The layers below are most of a step's cost, so they get only the regions that are kept.
             features, mask = pack_items(features, drop_regions(mask, self.settings.drop_regions))
         normal = self.dropout(self.normalise(features))
-        pooled = self._pool(self.region(normal) + self.detail(normal), mask, self.pool_regions)
-        return self._branches(pooled, "ask_image")
+        items = [self.region(normal) + self.detail(normal)]
+        if self.concepts:
+            items.append(self.concept_region(normal) + self.concept_detail(normal))
+        return self._branches(self._pool(items, mask, self.pool_regions), "ask_image")
 
     def _embed_items(self, items: torch.Tensor, mask: torch.Tensor) -> Raw:
         """Raw embeddings of captions from the states of their words `[rows, words, width]` and their mask."""
-        return self._branches(self._pool(items, mask, self.pool_words), "ask_text")
+        of_branches = [items, self.concept_words(items)] if self.concepts else [items]
+        return self._branches(self._pool(of_branches, mask, self.pool_words), "ask_text")
 
-    def _pool(self, items: torch.Tensor, mask: torch.Tensor, pools: nn.ModuleList) -> list[torch.Tensor]:
-        """One vector per row for each branch; learned poolings share one sort of the items."""
-        if self.settings.pooling != "gpo":
-            pooled = (mean_pool if self.settings.pooling == "mean" else max_pool)(items, mask)
-            return [pooled] * (2 if self.concepts else 1)
-        ordered, counts = sort_items(items, mask), mask.sum(dim=1)
-        return [pool.combine(ordered, counts) for pool in pools]  # type: ignore[operator]
+    def _pool(self, items: list[torch.Tensor], mask: torch.Tensor, pools: nn.ModuleList) -> list[torch.Tensor]:
+        """One vector per row for each branch."""
+        if self.settings.pooling == "gpo":
+            return [pool(of_branch, mask) for pool, of_branch in zip(pools, items, strict=True)]
+        return [(mean_pool if self.settings.pooling == "mean" else max_pool)(one, mask) for one in items]
 
     def _branches(self, pooled: list[torch.Tensor], ask: str) -> tuple[torch.Tensor, ...]:
         instance = functional.normalize(pooled[0].float(), dim=1)

@@ -6,14 +6,18 @@ runs, so studies share them and an interrupted study continues. To add a study, 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from importlib import import_module
+from itertools import product
 from pkgutil import iter_modules
 
 from tellapart.errors import RecipeError, did_you_mean
 from tellapart.studies import papers
 from tellapart.studies.columns import Column
+
+# Sections of a recipe that are the treatment in a comparison of objectives.
+TREATMENT = ("objective", "roles", "negatives")
 
 
 @dataclass(frozen=True)
@@ -30,8 +34,10 @@ class Arm:
         scaled: dotted key -> factor applied to the recipe's value at the budget, so that a sweep fits any data; null
             stays null.
         control: key of the arm it is compared with by paired bootstrap.
-        searched: search its learning rate on the validation split (`studies.rates`).
+        treatment: sections or dotted keys of the recipe in which it may differ from its control.
+        deviations: other keys in which it differs -> why. The table lists them; any other difference is an error.
         rate_of: key of the arm whose searched learning rate it uses.
+        validations: validate so many times at equal distances, so that a training can stop at every budget.
         quoted: the paper's figures for this row, by figure name.
         line: in a study with a swept axis, the curve it is a point of.
         needs: an optional package, as (module, extra of tellapart); without it the arm is skipped.
@@ -46,8 +52,10 @@ class Arm:
     changes: tuple[str, ...] = ()
     scaled: Mapping[str, float] = field(default_factory=dict)
     control: str | None = None
-    searched: bool = False
+    treatment: tuple[str, ...] = TREATMENT
+    deviations: Mapping[str, str] = field(default_factory=dict)
     rate_of: str | None = None
+    validations: int | None = None
     quoted: Mapping[str, float] = field(default_factory=dict)
     line: str = ""
     needs: tuple[str, str] | None = None
@@ -86,6 +94,9 @@ class Study:
         more_quoted: rows of the paper's table that are not trained here: label -> figures.
         measure: `module:class` of its `studies.measure.Measure`.
         axis: horizontal axis of its plot, if it has one.
+        search: search the learning rates of all arms by default (`studies.rates`). Otherwise arms have those of their
+            recipes, which are equal where only the objective differs.
+        paper: recipe -> recipe in `recipes/paper/` that replaces it at the budget `paper`, on photographs.
     """
 
     name: str
@@ -99,11 +110,54 @@ class Study:
     more_quoted: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     measure: str = "tellapart.studies.measure_captions:CaptionMeasure"
     axis: Axis | None = None
+    search: bool = False
+    paper: Mapping[str, str] = field(default_factory=dict)
 
 
 def quote(figures: Mapping[str, Mapping[str, float]], *arms: Arm) -> tuple[Arm, ...]:
     """The arms with the paper's figures, given by arm key."""
     return tuple(replace(arm, quoted=figures.get(arm.key, {})) for arm in arms)
+
+
+def cross(arms: Sequence[Arm], factors: Mapping[str, Sequence[str]]) -> tuple[Arm, ...]:
+    """The arms with each combination of other settings; arms that are not trained further stay as they are.
+
+    A control has the same combination as the arms compared with it.
+
+    Args:
+        arms: of a study.
+        factors: dotted key -> values, such as `{"captioner.dropout": ("0", "0.3")}`.
+
+    Example:
+        >>> arms = (Arm("mle", "MLE", "m"), Arm("cl", "CL", "c", start="mle"))
+        >>> [arm.label for arm in cross(arms, {"training.steps": ("100", "300")})]
+        ['MLE', 'CL, training.steps=100', 'CL, training.steps=300']
+    """
+    crossed = {arm.key for arm in arms if arm.start is not None}
+    found = [arm for arm in arms if arm.key not in crossed]
+    for values in product(*factors.values()):
+        changes = tuple(f"{key}={value}" for key, value in zip(factors, values, strict=True))
+        end = "".join(f"-{value}" for value in values)
+
+        def named(key: str | None, end: str = end) -> str | None:
+            return f"{key}{end}" if key in crossed else key
+
+        found += [
+            replace(
+                arm,
+                key=f"{arm.key}{end}",
+                label=", ".join((arm.label, *changes)),
+                changes=(*arm.changes, *changes),
+                start=named(arm.start),
+                roles={role: named(key) or key for role, key in arm.roles.items()},
+                control=named(arm.control),
+                rate_of=named(arm.rate_of),
+                quoted={},
+            )
+            for arm in arms
+            if arm.key in crossed
+        ]
+    return tuple(found)
 
 
 def all_studies() -> dict[str, Study]:

@@ -13,6 +13,11 @@ class Column:
     heading: str
     kind: str = "figure"
 
+    @property
+    def scale(self) -> int:
+        """What differences are multiplied with: those of shares are in percentage points."""
+        return 100 if self.kind in ("percent", "points") else 1
+
 
 # Captions.
 CAPTION_SCORES = tuple(
@@ -28,10 +33,26 @@ CAPTION_SCORES = tuple(
     )
 )
 MEAN_RANK = Column("self_retrieval_mean_rank", "mean rank", "number")
+# Captions that find their image first, by who reads them; then what they say of scenes, whose content is known.
+CAPTION_HEADLINES = (
+    Column("self_retrieval_R@1", "R@1, own model", "percent"),
+    Column("under_judge_R@1", "R@1, frozen start", "percent"),
+    Column("under_listener_R@1", "R@1, independent retriever", "percent"),
+    Column("true_listener_R@1", "R@1, true listener", "percent"),
+    Column("truth", "truth", "percent"),
+    Column("difference_named", "difference named", "percent"),
+    Column("CIDEr", "CIDEr"),
+)
 DISTINCTIVENESS = (
     *(Column(f"self_retrieval_R@{k}", f"R@{k}", "percent") for k in (1, 5, 10)),
     MEAN_RANK,
-    Column("under_judge_R@1", "R@1 under MLE", "percent"),
+    Column("under_judge_R@1", "R@1, frozen start", "percent"),
+    Column("distinct", "distinct", "percent"),
+)
+# What captions say besides: how much, in how many words, how often the same.
+SAYING = (
+    Column("claims", "claims", "number"),
+    Column("mean_length", "words", "number"),
     Column("distinct", "distinct", "percent"),
 )
 
@@ -43,6 +64,7 @@ RECALLS = tuple(
     for k in (1, 5, 10)
 )
 RECALL_SUM = Column("R@sum", "R@sum", "points")
+RETRIEVAL_HEADLINES = (RECALLS[0], RECALLS[3], RECALL_SUM)
 SPREAD = tuple(Column(f"{direction}_negative_SD", f"SD of negatives, {name}") for direction, name in DIRECTIONS.items())
 SPEEDS = (
     Column("images_per_second", "images embedded / s", "count"),

@@ -12,6 +12,7 @@ from tellapart.data.prepare import Prepared
 from tellapart.metrics import PairedDifference
 from tellapart.run import Run
 from tellapart.studies.base import Arm, Study
+from tellapart.studies.columns import Column
 from tellapart.studies.result import ArmResult, Result, SeedResult
 
 
@@ -21,19 +22,22 @@ class Measure(ABC):
     Args:
         study: what is measured.
         retrieval_images: rank only the first N images.
+        listener: run of a retriever that no arm was trained with; it also ranks the images for every caption.
 
     Attributes:
         trains: what the arms are, `captioner` or `retriever`.
-        compared: figures compared with the control: figure -> heading.
+        compared: headline figures: the first table, and what every row is compared with its control by.
         template: template of the page.
     """
 
     trains: ClassVar[str]
-    compared: ClassVar[Mapping[str, str]]
+    compared: ClassVar[tuple[Column, ...]]
     template: ClassVar[str]
 
-    def __init__(self, study: Study, retrieval_images: int | None = None) -> None:
-        self.study, self.retrieval_images = study, retrieval_images
+    def __init__(
+        self, study: Study, retrieval_images: int | None = None, listener: Run | str | Path | None = None
+    ) -> None:
+        self.study, self.retrieval_images, self.listener = study, retrieval_images, listener
 
     @abstractmethod
     def measure(self, arm: Arm, arms: Sequence[Arm], runs: Mapping[str, Run]) -> SeedResult:
@@ -47,7 +51,23 @@ class Measure(ABC):
 
     @abstractmethod
     def differences(self, control: ArmResult, row: ArmResult, prepared: Prepared) -> dict[str, PairedDifference]:
-        """Differences (row - control) of the compared figures: means over seeds, paired over images."""
+        """Differences (row - control) of the compared figures that both have, resampled over seeds and images."""
+
+    def all_differences(
+        self, rows: Sequence[ArmResult], people: ArmResult | None, prepared: Prepared
+    ) -> dict[str, dict[str, PairedDifference]]:
+        """The differences of every row that has a control, people's captions among them: arm key -> differences."""
+        by_key = {row.arm.key: row for row in rows}
+        compared = [*rows, *([] if people is None else [people])]
+        return {
+            row.arm.key: self.differences(by_key[row.arm.control], row, prepared)
+            for row in compared
+            if row.arm.control is not None
+        }
+
+    def people(self, rows: Sequence[ArmResult]) -> ArmResult | None:
+        """People's captions of the same images, measured as those of the arms; `None` if that makes no sense here."""
+        return None
 
     @abstractmethod
     def images(self, rows: Sequence[ArmResult], prepared: Prepared) -> dict[str, int]:
@@ -70,7 +90,7 @@ class Measure(ABC):
         """Values for the template, besides the tables of all studies."""
 
 
-def measure_of(study: Study, retrieval_images: int | None = None) -> Measure:
+def measure_of(study: Study, retrieval_images: int | None = None, listener: Run | str | Path | None = None) -> Measure:
     """The `Measure` of a study.
 
     >>> from tellapart.studies.base import find_study
@@ -78,5 +98,5 @@ def measure_of(study: Study, retrieval_images: int | None = None) -> Measure:
     'retriever'
     """
     module, _, name = study.measure.partition(":")
-    measure: Measure = getattr(import_module(module), name)(study, retrieval_images)
+    measure: Measure = getattr(import_module(module), name)(study, retrieval_images, listener)
     return measure

@@ -1,4 +1,4 @@
-"""Studies of captioners: caption scores, and self-retrieval by the model itself and under a judge."""
+"""Studies of captioners: caption scores, and captions that find their image, by several who read them."""
 
 from __future__ import annotations
 
@@ -9,58 +9,116 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tellapart.data.prepare import Prepared
+from tellapart.data.records import Dataset
 from tellapart.engine.journal import read_journal
+from tellapart.evaluation.caption_scorer import CaptionScorer
 from tellapart.evaluation.compare import ComparedRun
-from tellapart.evaluation.evaluate import evaluate
-from tellapart.metrics import PairedDifference, paired_bootstrap
+from tellapart.evaluation.evaluate import Evaluation, evaluate, evaluate_people, measured_again
+from tellapart.metrics import PairedDifference, correlation_interval, paired_bootstraps_over_seeds
 from tellapart.objectives.reference import EDGES
 from tellapart.pages.base import Pictures, as_svg, plotting, shown
 from tellapart.pages.report import cards
 from tellapart.run import Run
-from tellapart.studies.base import Arm
-from tellapart.studies.measure import Measure
+from tellapart.studies.base import Arm, Study
+from tellapart.studies.columns import CAPTION_HEADLINES, Column
+from tellapart.studies.forest import short_labels
+from tellapart.studies.measure import Measure, measure_of
 from tellapart.studies.result import ArmResult, Result, SeedResult
+
+ACCURACY = "CIDEr"
+# The headline figures that accuracy is set against.
+DISTINCT = tuple(column for column in CAPTION_HEADLINES if "R@1" in column.figure)
+PEOPLE = "people"
+# Kinds of pairs in the journal of a contrastive training -> what the histograms call them.
+PAIRS = {"positive": "true pairs", "negative": "other captions", "image_negative": "other images"}
 
 
 class CaptionMeasure(Measure):
-    """Each caption is ranked twice: by its own model's p(c|I), and by the judge.
+    """Each caption ranks the images several times, by who reads it.
 
-    The judge is the MLE model that training started from, so the training under study cannot influence it.
+    - The own model, by p(c|I). Training may teach it to understand only itself.
+    - The frozen start: the MLE model that training started from, so the training under study cannot influence it.
+    - The independent retriever, if one is given: it shares no weights with any arm.
+    - The true listener, if the data are scenes: it knows what is in them.
+
+    People's captions are measured in the same way, except by an own model, which they do not have.
     """
 
     trains = "captioner"
-    compared: ClassVar[Mapping[str, str]] = {
-        "self_retrieval_R@1": "R@1",
-        "under_judge_R@1": "R@1 under MLE",
-        "CIDEr": "CIDEr",
-    }
+    compared: ClassVar[tuple[Column, ...]] = CAPTION_HEADLINES
     template = "study-captioning.html"
+    shown_by: ClassVar[str] = "rank"  # whose rank decides which captions the page shows
+    shows_losses: ClassVar[bool] = False  # it also shows captions whose rank got worse
+
+    def __init__(
+        self, study: Study, retrieval_images: int | None = None, listener: Run | str | Path | None = None
+    ) -> None:
+        super().__init__(study, retrieval_images, listener)
+        self._scorers: dict[str, CaptionScorer] = {}
 
     def measure(self, arm: Arm, arms: Sequence[Arm], runs: Mapping[str, Run]) -> SeedResult:
-        run, judge = runs[arm.key], runs[_root(arm, arms)]
-        evaluation = evaluate(run, split=self.study.split, under=[judge], retrieval_images=self.retrieval_images)
-        per_image = {
-            "self_retrieval_R@1": (evaluation.values("rank") == 1).astype(np.float64),
-            "under_judge_R@1": (evaluation.values("rank_under_judge") == 1).astype(np.float64),
-            "CIDEr": evaluation.values("CIDEr"),
-        }
-        return SeedResult(run, evaluation, dict(evaluation.corpus), per_image)
+        run, judge = runs[arm.key], runs[root_arm(arm, arms)]
+        return self._measured_under(run, judge)
+
+    def _measured_under(self, run: Run, judge: Run) -> SeedResult:
+        evaluation = evaluate(run, split=self.study.split, under=[judge], **self._options())
+        return self._result(run, evaluation)
+
+    def _options(self) -> dict[str, Any]:
+        """Options of every evaluation, only those that are given."""
+        options = {"retrieval_images": self.retrieval_images, "listener": self.listener}
+        return {name: value for name, value in options.items() if value is not None}
+
+    def _result(self, run: Run, evaluation: Evaluation) -> SeedResult:
+        measured = measured_again(evaluation, self._scorer(run.data.dataset))
+        names = [column.figure for column in self.compared]
+        statistics = {name: measured.statistics[name] for name in names if name in measured.statistics}
+        return SeedResult(run, evaluation, dict(evaluation.corpus), statistics)
+
+    def _scorer(self, dataset: Dataset) -> CaptionScorer:
+        """One scorer for all arms, because it tokenises people's captions."""
+        if dataset.digest not in self._scorers:
+            self._scorers[dataset.digest] = CaptionScorer(dataset, self.study.split)
+        return self._scorers[dataset.digest]
 
     def differences(self, control: ArmResult, row: ArmResult, prepared: Prepared) -> dict[str, PairedDifference]:
-        records = prepared.dataset.split(self.study.split)
-        families = np.unique([record.family or record.id for record in records], return_inverse=True)[1]
-        found = {}
-        for figure in self.compared:
-            a, b = (np.mean([one.per_image[figure] for one in of.seeds], axis=0) for of in (control, row))
-            found[figure] = paired_bootstrap(a, b, groups=families[: len(a)])
-        return found
+        families = self._scorer(prepared.dataset).families
+        if families.max() == 0:  # a bootstrap needs two families
+            return {}
+        a, b = ([one.statistics for one in of.seeds] for of in (control, row))
+        return paired_bootstraps_over_seeds(a, b, groups=families)
+
+    def people(self, rows: Sequence[ArmResult]) -> ArmResult | None:
+        """The k-th caption of every image in place of the k-th seed, scored against the other captions of its image.
+
+        Compared with the control of the last row, and read by the same frozen start. `None` if an image has only one
+        caption, or if no row has a control.
+        """
+        control = next((row.arm.control for row in reversed(rows) if row.arm.control is not None), None)
+        records = rows[0].seeds[0].run.data.dataset.split(self.study.split)
+        fewest = min(len(record.captions) for record in records)
+        if control is None or fewest < 2:
+            return None
+        arms = {row.arm.key: row for row in rows}
+        start = arms[root_arm(arms[control].arm, [row.arm for row in rows])]
+        seeds = []
+        for seed, one in enumerate(start.seeds):
+            choice = seed % fewest
+            judge = self._judge_of_people(one.run)
+            found = evaluate_people(one.run, split=self.study.split, choice=choice, under=[judge], **self._options())
+            seeds.append(self._result(one.run, found))
+        return ArmResult(Arm(PEOPLE, "people's captions", "", control=control), seeds)
+
+    def _judge_of_people(self, start: Run) -> Run:
+        """Who reads people's captions as the judge."""
+        return start
 
     def images(self, rows: Sequence[ArmResult], prepared: Prepared) -> dict[str, int]:
-        ranked = len(rows[0].seeds[0].per_image["self_retrieval_R@1"])
+        ranked = len(rows[0].seeds[0].evaluation.ranked_rows)
         return {"captioned": len(prepared.dataset.split(self.study.split)), "ranked": ranked}
 
     def finish(self, rows: Sequence[ArmResult], folder: Path) -> dict[str, Any]:
-        return {"correlation": _correlation(rows)}
+        return {"correlations": correlations(rows)}
 
     def introduction(self, result: Result) -> str:
         ranked = result.images["ranked"]
@@ -70,28 +128,42 @@ class CaptionMeasure(Measure):
         )
 
     def conclusion(self, result: Result) -> list[str]:
-        found = result.more["correlation"]
-        return [] if found is None else [f"Correlation of R@1 with CIDEr over all arms and seeds: {found:+.2f}."]
+        lines = [f"- {heading}: {found}" for heading, found in _correlation_lines(result)]
+        heading = f"Correlation with {ACCURACY} over all arms and seeds, with a 95 % interval over arms:"
+        return [heading, "", *lines] if lines else []
 
     def page(self, result: Result, prepared: Prepared) -> dict[str, Any]:
         pictures = Pictures(prepared.dataset)
         records = prepared.dataset.split(result.study.split)
         arms = [row.arm for row in result.rows]
         pairs = []
-        for row in _fully_contrastive(result):
-            root = result.row(_root(row.arm, arms))
+        for row in self._shown_with_captions(result):
+            root = result.row(root_arm(row.arm, arms))
             before, after = (ComparedRun(of.arm.label, of.seeds[0].run, of.seeds[0].evaluation) for of in (root, row))
-            pairs.append((before.label, after.label, cards((before, after), records, pictures, gained=True)))
+            gained, lost = (
+                cards((before, after), records, pictures, better, self.shown_by) for better in (True, False)
+            )
+            pairs.append((before.label, after.label, gained, lost if self.shows_losses else []))
         return {
             "chance": 1 / result.images["ranked"],
-            "correlation": result.more["correlation"],
+            "readers": [column.figure for column in _drawn(result)],
+            "accuracy": ACCURACY,
+            "correlations": _correlation_lines(result),
             "plane": _plane(result),
             "histograms": _histograms(result),
-            "pairs": [pair for pair in pairs if pair[2]],
+            "pairs": [pair for pair in pairs if pair[2] or pair[3]],
         }
 
+    def _shown_with_captions(self, result: Result) -> list[ArmResult]:
+        """Rows whose captions the page shows beside those of the MLE model: those trained by the whole CL loss."""
 
-def _root(arm: Arm, arms: Sequence[Arm]) -> str:
+        def whole(row: ArmResult) -> bool:
+            return not any(change.startswith("objective.") for change in row.arm.changes)
+
+        return [row for row in result.rows if "reference" in row.arm.roles and whole(row)]
+
+
+def root_arm(arm: Arm, arms: Sequence[Arm]) -> str:
     """Key of the MLE model that an arm goes back to: the judge of its captions."""
     by_key = {other.key: other for other in arms}
     while arm.start is not None:
@@ -99,35 +171,69 @@ def _root(arm: Arm, arms: Sequence[Arm]) -> str:
     return arm.key
 
 
-def _correlation(rows: Sequence[ArmResult]) -> float | None:
-    """Pearson correlation of self-retrieval R@1 with CIDEr over all arms and seeds; `None` if undefined."""
-    recalls, ciders = ([v for row in rows for v in row.values(name)] for name in ("self_retrieval_R@1", "CIDEr"))
-    if len(recalls) < 3 or np.std(recalls) == 0 or np.std(ciders) == 0:
-        return None
-    return float(np.corrcoef(recalls, ciders)[0, 1])
+def correlations(rows: Sequence[ArmResult]) -> dict[str, dict[str, float]]:
+    """Pearson correlation of every distinctiveness figure with CIDEr over all arms and seeds, where it is defined.
+
+    An arm's seeds are no independent points: the interval draws whole arms.
+    """
+    found = {}
+    for column in DISTINCT:
+        points = [
+            (one.figures[column.figure], one.figures[ACCURACY], place)
+            for place, row in enumerate(rows)
+            for one in row.seeds
+            if column.figure in one.figures and ACCURACY in one.figures
+        ]
+        if points and (interval := correlation_interval(*np.array(points).T)) is not None:
+            found[column.figure] = {"correlation": interval.mean, "low": interval.low, "high": interval.high}
+    return found
 
 
-def _fully_contrastive(result: Result) -> list[ArmResult]:
-    """Rows trained by the whole CL loss; the page shows their captions beside those of the MLE model."""
+def _correlation_lines(result: Result) -> list[tuple[str, str]]:
+    """Heading and correlation with its interval, as text."""
+    headings = {column.figure: column.heading for column in _readers(result)}
+    return [
+        (headings[figure], f"{one['correlation']:+.2f} [{one['low']:+.2f}, {one['high']:+.2f}]")
+        for figure, one in result.more["correlations"].items()
+    ]
 
-    def whole(row: ArmResult) -> bool:
-        return not any(change.startswith("objective.") for change in row.arm.changes)
 
-    return [row for row in result.rows if "reference" in row.arm.roles and whole(row)]
+def _readers(result: Result) -> list[Column]:
+    """Who reads the captions, as the study's measure calls them."""
+    names = {column.figure for column in DISTINCT}
+    return [column for column in measure_of(result.study).compared if column.figure in names]
+
+
+def _drawn(result: Result) -> list[Column]:
+    """Distinctiveness figures that were measured."""
+    return [column for column in _readers(result) if any(row.values(column.figure) for row in result.table)]
 
 
 def _plane(result: Result) -> str:
-    """Accuracy against distinctiveness, one point per arm and seed."""
+    """Accuracy against distinctiveness: one point per arm and seed, one panel per reader."""
+    drawn = _drawn(result)
+    labels = short_labels([row.arm.label for row in result.table])
     with plotting() as pyplot:
-        figure, axis = pyplot.subplots(figsize=(9.5, 4.4))
-        for row in result.rows:
-            recalls, ciders = row.values("self_retrieval_R@1"), row.values("CIDEr")
-            marker = "o" if row.arm.start is None else "s" if "reference" not in row.arm.roles else "^"
-            axis.scatter([100 * r for r in recalls], ciders, marker=marker, s=42, label=row.arm.label)
-        axis.set_xlabel("distinctiveness: captions that find their image, %")
-        axis.set_ylabel("accuracy: CIDEr")
-        axis.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.02, 0.5))
+        figure, axes = pyplot.subplots(1, len(drawn), figsize=(2.4 * len(drawn) + 2.4, 3.2), sharey=True, squeeze=False)
+        for axis, column in zip(axes[0], drawn, strict=True):
+            for place, (row, label) in enumerate(zip(result.table, labels, strict=True)):
+                seeds = [one.figures for one in row.seeds if column.figure in one.figures]
+                recalls, accuracies = [100 * one[column.figure] for one in seeds], [one[ACCURACY] for one in seeds]
+                colour = "black" if row is result.people else f"C{place % 10}"
+                axis.scatter(recalls, accuracies, marker=_marker(row), color=colour, s=36, label=label)
+            axis.set_xlabel(f"{column.heading}, %")
+        axes[0, 0].set_ylabel(f"accuracy: {ACCURACY}")
+        axes[0, -1].legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.02, 0.5))
         return as_svg(figure)
+
+
+def _marker(row: ArmResult) -> str:
+    """MLE a circle, other methods a square, CL a triangle, people a star."""
+    if row.arm.key == PEOPLE:
+        return "*"
+    if row.arm.start is None:
+        return "o"
+    return "^" if "reference" in row.arm.roles else "s"
 
 
 def _histograms(result: Result) -> str:
@@ -147,9 +253,11 @@ def _histograms(result: Result) -> str:
         lines = -(-len(found) // columns)
         figure, axes = pyplot.subplots(lines, columns, figsize=(3.8 * columns, 2.5 * lines), squeeze=False)
         for axis, (label, last) in zip(axes.ravel(), found, strict=False):
-            for kind, name, offset in (("positive", "true pairs", -0.2), ("negative", "mismatched", 0.2)):
+            kinds = {kind: name for kind, name in PAIRS.items() if f"G_{kind}_bin_0" in last}
+            width = 0.8 / len(kinds)
+            for number, (kind, name) in enumerate(kinds.items()):
                 shares = [100 * last[f"G_{kind}_bin_{edge}"] for edge in names]
-                axis.bar(places + offset, shares, width=0.4, label=name)
+                axis.bar(places + width * (number - (len(kinds) - 1) / 2), shares, width=width, label=name)
             axis.set_xticks(places, ["less", *(f"≥ {edge}" for edge in EDGES)], rotation=60, fontsize=7)
             axis.set_ylabel("% of pairs")
             axis.set_title(label)

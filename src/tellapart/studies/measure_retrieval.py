@@ -16,7 +16,7 @@ from tellapart.pages.base import Pictures, as_svg, plotting, shown
 from tellapart.pages.gallery import shown_queries
 from tellapart.run import Run
 from tellapart.studies.base import Arm, Axis
-from tellapart.studies.columns import DIRECTIONS
+from tellapart.studies.columns import DIRECTIONS, RETRIEVAL_HEADLINES, Column
 from tellapart.studies.measure import Measure
 from tellapart.studies.result import ArmResult, Result, SeedResult
 
@@ -24,15 +24,11 @@ from tellapart.studies.result import ArmResult, Result, SeedResult
 class RetrievalMeasure(Measure):
     """The figures of `evaluate-retrieval`, and the spread of the negatives (`evaluation.spread`).
 
-    Differences are paired over images, each with all its captions. Hits are averaged over seeds first.
+    Differences are paired by seed and over images, each with all its captions; seeds and images are resampled.
     """
 
     trains = "retriever"
-    compared: ClassVar[Mapping[str, str]] = {
-        "image_to_text_R@1": "image→text R@1",
-        "text_to_image_R@1": "text→image R@1",
-        "R@sum": "R@sum",
-    }
+    compared: ClassVar[tuple[Column, ...]] = RETRIEVAL_HEADLINES
     template = "study-retrieval.html"
 
     def measure(self, arm: Arm, arms: Sequence[Arm], runs: Mapping[str, Run]) -> SeedResult:
@@ -41,11 +37,11 @@ class RetrievalMeasure(Measure):
         spread = measure_spread(run, self.study.split)
         figures = {**measured.figures, **spread.figures()}
         per_anchor = {f"{name}_negative_SD": values for name, values in vars(spread).items()}
-        return SeedResult(run, measured, figures, per_anchor)
+        return SeedResult(run, measured, figures, per_anchor=per_anchor)
 
     def differences(self, control: ArmResult, row: ArmResult, prepared: Prepared) -> dict[str, PairedDifference]:
         compared, against = ([one.evaluation for one in of.seeds] for of in (row, control))
-        return compare_seeds(compared, against, prepared, self.compared)
+        return compare_seeds(compared, against, prepared, [column.figure for column in self.compared])
 
     def images(self, rows: Sequence[ArmResult], prepared: Prepared) -> dict[str, int]:
         measured = rows[0].seeds[0].evaluation
@@ -126,7 +122,7 @@ def _histograms(result: Result) -> str:
         figure, axes = pyplot.subplots(1, 2, figsize=(11.8, 3.4), squeeze=False)
         for axis, (direction, name) in zip(axes[0], DIRECTIONS.items(), strict=True):
             key = f"{direction}_negative_SD"
-            by_label = {row.arm.label: row.seeds[0].per_image[key] for row in result.rows}
+            by_label = {row.arm.label: row.seeds[0].per_anchor[key] for row in result.rows}
             together = np.concatenate(list(by_label.values()))
             edges = np.linspace(together.min(initial=1.0), together.max(initial=0.0) + 1e-6, 41)
             for label, values in by_label.items():

@@ -2,45 +2,50 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tellapart.data.coco_ids import coco_ids, server_results
 from tellapart.data.records import Record
+from tellapart.errors import DataError
 from tellapart.files import write_json
 from tellapart.metrics import evaluate
 from tellapart.studies.columns import CAPTION_SCORES
 from tellapart.studies.measure_captions import CaptionMeasure
-from tellapart.studies.result import ArmResult
+from tellapart.studies.result import ArmResult, Result
 
 CAPTIONS_PER_IMAGE = {"C5": 5, "C40": 40}
 
 
 class ServerMeasure(CaptionMeasure):
-    """Captions as usual; also C5 and C40, and a result file per arm and seed, named as the server expects."""
+    """Captions as usual; also C5 and C40, and a result file per arm and seed, named as the server expects.
+
+    The server knows images by their COCO ids. If images have none, no result file is written, and a line says so.
+    """
 
     def finish(self, rows: Sequence[ArmResult], folder: Path) -> dict[str, Any]:
         split = self.study.split
+        records = rows[0].seeds[0].run.data.dataset.split(split)
+        try:
+            ids, problem = coco_ids(records), ""
+        except DataError as error:
+            ids, problem = [], f"No result files for the COCO server: {error}."
+            print(problem, file=sys.stderr, flush=True)
         for row in rows:
             for seed, one in enumerate(row.seeds):
-                records = one.run.data.dataset.split(split)
                 captions = [item["caption"] for item in one.evaluation.rows]
-                algorithm = row.arm.key if seed == 0 else f"{row.arm.key}-seed{seed}"
-                path = folder / "server" / f"captions_{split}2014_{algorithm}_results.json"
-                write_json(path, server_results(records, captions))
+                if ids:
+                    algorithm = row.arm.key if seed == 0 else f"{row.arm.key}-seed{seed}"
+                    path = folder / "server" / f"captions_{split}2014_{algorithm}_results.json"
+                    write_json(path, server_results(ids, captions))
                 one.figures.update(server_figures(records, captions))
-        return super().finish(rows, folder)
+        return super().finish(rows, folder) | ({"no_server_files": problem} if problem else {})
 
-
-def server_results(records: Sequence[Record], captions: Sequence[str]) -> list[dict[str, Any]]:
-    """Rows of a result file: `{"image_id": int, "caption": str}`; without numeric ids, images are numbered from 1.
-
-    >>> server_results([Record("000042", "a.jpg", "test", ())], ["a dog"])
-    [{'image_id': 42, 'caption': 'a dog'}]
-    """
-    numbers = all(record.id.isdigit() for record in records)
-    ids = [int(record.id) if numbers else position for position, record in enumerate(records, start=1)]
-    return [{"image_id": id, "caption": caption} for id, caption in zip(ids, captions, strict=True)]
+    def conclusion(self, result: Result) -> list[str]:
+        problem = result.more.get("no_server_files")
+        return [*super().conclusion(result), *([problem] if problem else [])]
 
 
 def server_figures(records: Sequence[Record], captions: Sequence[str]) -> dict[str, float]:

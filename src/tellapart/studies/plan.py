@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from tellapart.data.batches import Batch, BatchSource
+from tellapart.data.batches import BatchSource
+from tellapart.data.negatives import CaptionPool
 from tellapart.data.prepare import prepare
 from tellapart.objectives.base import Epoch, Objective, Progress
 from tellapart.recipe import Recipe
@@ -26,10 +28,15 @@ def training_seconds(recipe: Recipe) -> float:
         recipe: what is trained. Models it starts from or uses get fresh weights if they are not trained yet.
     """
     steps = updates(recipe)
+    in_steps = recipe.objective.get("cluster_steps")
+    if in_steps is not None:  # to time a clustering, it must be between epochs
+        recipe = recipe.model_copy(update={"objective": {**recipe.objective, "cluster_steps": None}})
     objective, batches = _begin(recipe)
     between = _seconds_between_epochs(objective, batches, recipe)
-    every = int(recipe.objective.get("cluster_every", 1)) * len(batches)
-    return steps * _seconds_per_update(objective, batches) + between * -(-steps // every)
+    # The first clustering follows the first epoch, or the first so many updates.
+    first = int(in_steps or len(batches))
+    every = int(in_steps or int(recipe.objective.get("cluster_every", 1)) * len(batches))
+    return steps * _seconds_per_update(objective, batches) + between * max(0, -(-(steps - first) // every))
 
 
 def _begin(recipe: Recipe) -> tuple[Objective, BatchSource]:
@@ -58,21 +65,18 @@ def _seconds_between_epochs(objective: Objective, batches: BatchSource, recipe: 
     """Time of `epoch_start`, measured on a few pairs (at least one per prototype) and scaled to all pairs."""
     if type(objective).epoch_start is Objective.epoch_start:
         return 0.0
-    least, seen = int(recipe.objective.get("prototypes", 0)), 0
-    few: list[Batch] = []
-    for batch in batches.positives():
-        few.append(batch)
-        seen += len(batch.captions)
-        if seen >= least:
-            break
-
-    def first_batches() -> Iterator[Batch]:
-        return iter(few)
-
+    least = int(recipe.objective.get("prototypes", 0))
+    captions = np.cumsum([len(record.captions) for record in batches.records])
+    images = int(np.searchsorted(captions, least)) + 1
+    few = copy.copy(batches)
+    few.records, few.rows = batches.records[:images], batches.rows[:images]
+    few.pool = CaptionPool([record.captions for record in few.records])
+    objective.prepare_for(few)
     began = time.perf_counter()
-    objective.epoch_start(Epoch(0, first_batches, first_batches))
-    everything = sum(len(record.captions) for record in batches.records)
-    return (time.perf_counter() - began) * everything / max(1, seen)
+    objective.epoch_start(Epoch(1, few.epoch, few.positives))
+    seconds = time.perf_counter() - began
+    objective.prepare_for(batches)
+    return seconds * int(captions[-1]) / len(few.pool.captions)
 
 
 def _seconds_per_update(objective: Objective, batches: BatchSource) -> float:

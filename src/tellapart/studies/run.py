@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,12 +17,13 @@ from tellapart.files import write_json
 from tellapart.progress import duration
 from tellapart.recipe import Recipe, recipes_folder
 from tellapart.run import Run, open_run
-from tellapart.studies.base import Arm, Study, find_study
+from tellapart.studies.base import Arm, Study, cross, find_study
 from tellapart.studies.measure import Measure, measure_of
 from tellapart.studies.page import check_study_folder, write_study
 from tellapart.studies.plan import training_seconds
-from tellapart.studies.rates import MOST, SHARE, Search, search_rate, updates
+from tellapart.studies.rates import FACTORS, MOST, SHARE, Search, search_rates, updates
 from tellapart.studies.result import ArmResult, Result
+from tellapart.studies.treatment import RATE, Difference, check_treatment, describe
 from tellapart.training import run_recipe
 
 CAPTIONER = "adaptive"
@@ -36,7 +37,9 @@ def run_study(
     seeds: int = 1,
     captioner: str | None = None,
     search: bool | None = None,
+    factors: Mapping[str, Sequence[str]] | None = None,
     retrieval_images: int | None = None,
+    listener: Run | str | Path | None = None,
     use: Mapping[str, Path] | None = None,
     out: Path | None = None,
     runs: Path = Path("runs"),
@@ -52,8 +55,14 @@ def run_study(
         seeds: trainings of each arm. Each seed has its own MLE model.
         captioner: base captioner, the first word of its recipe's file name (studies of captioners only); by default
             `adaptive`.
-        search: search learning rates on the validation split; by default except at `smoke`.
+        search: search the learning rates of all arms on the validation split; by default as the study says, and never
+            at `smoke`. Without a search, arms have the rates of their recipes.
+        factors: dotted key -> values to cross with every arm that is trained further, such as
+            `{"captioner.dropout": ["0", "0.3"]}`.
         retrieval_images: rank only the first N images (studies of captioners only).
+        listener: run of a retriever with no part in training or selection, which also ranks the images for captions
+            (studies of captioners only). By default the recipe `listener` for the data is trained, if its encoder is
+            installed.
         use: arm key -> finished run to use instead of training (first seed).
         out: folder for `study.json`, `table.md` and `study.html`; by default `studies/NAME-DATA-CAPTIONER-BUDGET`,
             for retrievers `studies/NAME-DATA-BUDGET`.
@@ -67,12 +76,13 @@ def run_study(
         0.65
     """
     study, use = find_study(name), use or {}
-    measure = measure_of(study, retrieval_images)
+    measure = measure_of(study, retrieval_images, listener)
     if measure.trains != "captioner":
-        for option, value in (("--captioner", captioner), ("--retrieval-images", retrieval_images)):
+        options = {"--captioner": captioner, "--retrieval-images": retrieval_images, "--listener": listener}
+        for option, value in options.items():
             if value is not None:
                 raise RecipeError(f"{option}: {name} is about retrievers, not captioners; remove the option")
-    arms = study.arms(captioner or CAPTIONER)
+    arms = cross(study.arms(captioner or CAPTIONER), factors) if factors else study.arms(captioner or CAPTIONER)
     _check_used(use, study, arms, measure)
     arms, left_out = trainable(arms, use)
     settings = DataSettings(source=data, prepared=str(prepared))
@@ -83,26 +93,34 @@ def run_study(
     captioner_part = f"-{captioner or CAPTIONER}" if measure.trains == "captioner" else ""
     folder = out or Path("studies") / f"{name}-{recipes.name}{captioner_part}-{budget}"
     check_study_folder(folder, name)
-    search = budget != "smoke" if search is None else search
+    search = study.search and budget != "smoke" if search is None else search
     _say(f"{name}: {study.title}", f"{len(arms)} arms, {seeds} seed{'s' if seeds > 1 else ''}, budget {budget}")
-    _say(*(f"left out: {line}" for line in left_out), *trainer.plan(arms, seeds, search))
+    _say(*(f"left out: {line}" for line in left_out))
+    treatments = trainer.treatments(arms)
+    for key, differences in treatments.items():
+        _say(f"{key} differs from its control in {describe(differences)}")
+    _say(*trainer.plan(arms, seeds, search))
     trained, searches = trainer.train_all(arms, seeds, search)
+    treatments = trainer.treatments(arms, searches)
+    if measure.trains == "captioner" and listener is None:
+        try:
+            measure.listener = trainer.train_listener()
+        except MissingExtraError as error:
+            left_out.append(f"the independent retriever: {error}")
     rows = [ArmResult(arm, [measure.measure(arm, arms, of_seed) for of_seed in trained]) for arm in arms]
+    people = measure.people(rows)
     more = measure.finish(rows, folder) | ({"left_out": left_out} if left_out else {})
     used_data = rows[0].seeds[0].run.data
-    by_key = {row.arm.key: row for row in rows}
     result = Result(
         study=study,
         data=used_data.dataset.name,
         budget=budget,
         images=measure.images(rows, used_data),
         rows=rows,
-        differences={
-            row.arm.key: measure.differences(by_key[row.arm.control], row, used_data)
-            for row in rows
-            if row.arm.control is not None
-        },
+        differences=measure.all_differences(rows, people, used_data),
+        people=people,
         searches=searches,
+        treatments={key: [str(difference) for difference in found] for key, found in treatments.items()},
         more=more,
     )
     write_json(folder / "study.json", result.to_json())
@@ -140,17 +158,18 @@ def trainable(arms: Sequence[Arm], use: Mapping[str, Path]) -> tuple[tuple[Arm, 
     return tuple(arm for arm in arms if arm.key not in missing), list(missing.values())
 
 
-def in_training_order(arms: Sequence[Arm]) -> list[Arm]:
-    """The arms sorted so that each comes after those whose weights or learning rate it uses."""
-    ordered: list[Arm] = []
-    while len(ordered) < len(arms):
-        done = {arm.key for arm in ordered}
+def in_training_order(arms: Sequence[Arm]) -> list[list[Arm]]:
+    """The arms in levels: each arm comes after those whose weights or learning rate it uses."""
+    levels: list[list[Arm]] = []
+    done: set[str] = set()
+    while len(done) < len(arms):
         waiting = [arm for arm in arms if arm.key not in done]
         ready = [arm for arm in waiting if {arm.start, *arm.roles.values(), arm.rate_of} - {None} <= done]
         if not ready:
             raise RecipeError(f"these arms of a study depend on each other: {', '.join(arm.key for arm in waiting)}")
-        ordered += ready
-    return ordered
+        levels.append(ready)
+        done |= {arm.key for arm in ready}
+    return levels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,7 +198,7 @@ class ArmTrainer:
         self, arm: Arm, seed: int, trained: Mapping[str, Run], searches: Mapping[str, Search], *, plan: bool = False
     ) -> Recipe:
         """The recipe of an arm. For a plan it starts from recipes, because the runs do not exist yet."""
-        path = self.recipes / f"{arm.recipe}.yaml"
+        path = self.recipe_path(arm.recipe)
         if not path.exists():
             raise RecipeError(
                 f"{self.study.name}: there is no recipe '{self.recipes.name}/{path.name}'; "
@@ -198,10 +217,41 @@ class ArmTrainer:
             overrides.append(f"training.learning_rate={rate.best}")
         if arm.scaled:
             overrides += _scaled(Recipe.load(path, overrides, self.budget), arm.scaled)
+        if arm.validations is not None:
+            steps = Recipe.load(path, overrides, self.budget).training.steps
+            if steps is not None:
+                overrides.append(f"training.validate_every={max(1, steps // arm.validations)}")
         if plan and arm.start is not None:
             overrides += data
         recipe = Recipe.load(path, overrides, self.budget)
         return recipe.model_copy(update={"name": f"{self.recipes.name}-{arm.key}"})
+
+    def recipe_path(self, name: str) -> Path:
+        """The file of an arm's recipe; at the budget `paper` the paper's own, except on the embedded scenes."""
+        literal = self.study.paper.get(name)
+        if self.budget == "paper" and literal is not None and self.recipes.name != "scenes":
+            return recipes_folder() / "paper" / f"{literal}.yaml"
+        return self.recipes / f"{name}.yaml"
+
+    def treatments(
+        self, arms: Sequence[Arm], searches: Mapping[str, Search] | None = None
+    ) -> dict[str, list[Difference]]:
+        """Arm key -> its differences from its control; an error if there is one besides treatment and deviations.
+
+        Args:
+            arms: of the study.
+            searches: learning rates found; a rate that differs is then a deviation.
+        """
+        by_key, found = {arm.key: arm for arm in arms}, {}
+        for arm in arms:
+            control = by_key.get(arm.control or "")
+            if control is None or (control.start is None) != (arm.start is None):
+                continue  # a start is compared as it is, with more training or less
+            rate = _searched_rate(arm, searches or {})
+            declared = replace(arm, deviations={**arm.deviations, **rate})
+            recipes = [self.recipe(one, 0, {}, searches or {}, plan=True) for one in (arm, control)]
+            found[arm.key] = check_treatment(declared, recipes[0], control, recipes[1])
+        return found
 
     def train_all(
         self, arms: Sequence[Arm], seeds: int, search: bool
@@ -212,14 +262,39 @@ class ArmTrainer:
         for seed in range(seeds):
             runs: dict[str, Run] = {}
             trained.append(runs)
-            for arm in in_training_order(arms):
-                if seed == 0 and arm.key in self.use:
-                    runs[arm.key] = open_run(self.use[arm.key])
-                    continue
-                if seed == 0 and search and arm.searched:
-                    searches[arm.key] = search_rate(self.recipe(arm, seed, runs, {}), self.runs)
-                runs[arm.key] = run_recipe(self.recipe(arm, seed, runs, searches), self.runs)
+            for level in in_training_order(arms):
+                if seed == 0 and search:
+                    searches |= self._search(level, runs)
+                for arm in level:
+                    if seed == 0 and arm.key in self.use:
+                        runs[arm.key] = open_run(self.use[arm.key])
+                    else:
+                        runs[arm.key] = run_recipe(self.recipe(arm, seed, runs, searches), self.runs)
         return trained, searches
+
+    def train_listener(self) -> Run | None:
+        """The independent retriever for the data, if there is a recipe; changes to the arms do not reach it."""
+        path = self.recipes / "listener.yaml"
+        if not path.exists():
+            return None
+        data = [one for one in self.overrides if one.startswith("data.") and not one.startswith("data.encoder")]
+        data += [f"data.source={self.data.source}", f"data.prepared={self.data.prepared}"]
+        return run_recipe(Recipe.load(path, data, self.budget), self.runs)
+
+    def _search(self, arms: Sequence[Arm], runs: Mapping[str, Run]) -> dict[str, Search]:
+        """Search the rates of arms that can be trained now; those of one start try the same rates."""
+        searches: dict[str, Search] = {}
+        groups: dict[str | None, list[Arm]] = {}
+        for arm in arms:
+            if self._is_searched(arm):
+                groups.setdefault(arm.start, []).append(arm)
+        for group in groups.values():
+            searches |= search_rates({arm.key: self.recipe(arm, 0, runs, {}) for arm in group}, self.runs)
+        return searches
+
+    def _is_searched(self, arm: Arm) -> bool:
+        """Whether a search covers this arm: not a start of other arms, unless the study searches by itself."""
+        return arm.rate_of is None and arm.key not in self.use and (arm.start is not None or self.study.search)
 
     def plan(self, arms: Sequence[Arm], seeds: int, search: bool) -> list[str]:
         """What will be trained, and for how long, estimated from a few timed updates."""
@@ -230,7 +305,7 @@ class ArmTrainer:
                 continue
             recipe = self.recipe(arm, 0, {}, {}, plan=True)
             seconds = training_seconds(recipe)
-            trials = 3 * SHARE * seconds if search and arm.searched else 0.0
+            trials = len(FACTORS) * SHARE * seconds if search and self._is_searched(arm) else 0.0
             also = f", search {duration(trials)}" if trials else ""
             lines.append(f"{arm.label}: {updates(recipe)} updates, {duration(seconds)}{also}")
             total += seeds * seconds + trials
@@ -239,7 +314,16 @@ class ArmTrainer:
 
     def _mle_recipe(self, key: str) -> Path:
         """The MLE recipe of an arm's captioner, which is the first word of the arm's key."""
-        return (self.recipes / f"{key.split('-')[0]}-mle.yaml").resolve()
+        return self.recipe_path(f"{key.split('-')[0]}-mle").resolve()
+
+
+def _searched_rate(arm: Arm, searches: Mapping[str, Search]) -> dict[str, str]:
+    """The deviation of a searched learning rate, if the arm has one."""
+    search = searches.get(arm.rate_of or arm.key)
+    if search is None:
+        return {}
+    tried = f"each arm's best of {len(search.tried)} by validation {search.figure}"
+    return {RATE: f"{tried}, at the edge of those tried" if search.at_edge else tried}
 
 
 def _scaled(recipe: Recipe, factors: Mapping[str, float]) -> list[str]:

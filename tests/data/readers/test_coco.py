@@ -154,3 +154,43 @@ def test_invalid_utf8(write: Write) -> None:
     path.write_bytes(b'{"images": "\xe9"}')
     with pytest.raises(DataError, match=r"captions_train2014\.json: not UTF-8 text"):
         read_dataset(path)
+
+
+# --- images without captions ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [
+        ("image_info_test2014", "test2014"),
+        ("image_info_test-dev2015", "test2015"),
+        ("image_info_unlabeled2017", "unlabeled2017"),
+    ],
+)
+def test_a_list_of_images(write: Write, tmp_path: Path, name: str, folder: str) -> None:
+    images = [{"id": 7, "file_name": "COCO_test2014_000000000007.jpg"}, {"id": 3, "file_name": "b.jpg"}]
+    path = write({"images": images, "categories": []}, f"annotations/{name}.json")
+    dataset = read_dataset(path)
+    assert (dataset.name, dataset.root) == (name, tmp_path)
+    assert dataset.records == (
+        Record("7", f"{folder}/COCO_test2014_000000000007.jpg", "test", ()),
+        Record("3", f"{folder}/b.jpg", "test", ()),
+    )
+    assert [record.cocoid for record in dataset] == [7, 3]
+    (path.parent / folder).mkdir()
+    assert read_dataset(path).root == path.parent, "the pictures are beside the file"
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        ([], "not in COCO's layout"),
+        ({"images": []}, "not in COCO's layout"),
+        ({"images": [{"id": 7, "file_name": "a"}, {"id": 7, "file_name": "b"}]}, "the id 7 is used for two images"),
+        ({"images": [{"id": "7", "file_name": "a"}]}, "'id' is '7'; it must be a whole number"),
+        ({"images": [{"id": 7}]}, "has no 'file_name'"),
+    ],
+)
+def test_a_list_of_images_that_is_wrong(write: Write, value: Any, told: str) -> None:
+    with pytest.raises(DataError, match=rf"image_info_test2014\.json: .*{told}"):
+        read_dataset(write(value, "image_info_test2014.json"))

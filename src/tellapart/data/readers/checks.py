@@ -23,6 +23,9 @@ SPLIT_NAMES = {name: name for name in SPLITS} | {
 # Only at the start of a word, so that "retrieval" and "latest" name no split; "8ktrain" and "cocoTrain" do.
 _SPLIT_WORD = re.compile(r"(?:(?<![A-Za-z])|(?<=[0-9][kK]))(train|val|dev|test)|(Train|Val|Dev|Test)")
 
+# Names of files that are the same after Path has read them.
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+
 
 def split_in_name(name: str) -> str | None:
     """Infer the split from the file name; `None` unless it names exactly one.
@@ -40,7 +43,7 @@ def text_of(value: Any, where: str, without: str) -> str:
     """Check that a value is text and not blank; if it is not, the error is `where` and `without`."""
     if not isinstance(value, str) or not value.strip():
         raise DataError(f"{where} {without}")
-    if not is_utf8(value):
+    if not value.isascii() and not is_utf8(value):
         raise DataError(f"{where} has {quote(value)}, which is not UTF-8 text; write or name it again")
     return value
 
@@ -60,12 +63,21 @@ class ImageRoot:
         self._root = str(root)
         self._real = Path(os.path.realpath(root))
         self._seen: dict[str, bool] = {}
+        self._prefixes: dict[str, str] = {}
 
     def image(self, folder: str, name: str, where: str) -> str:
-        relative = text_of(Path(folder, name).as_posix(), where, "has no image")
+        relative = text_of(self._join(folder, name), where, "has no image")
         if not self._holds(relative):
             raise DataError(f"{where}: '{relative}' is outside the data set's folder; image names must stay inside it")
         return relative
+
+    def _join(self, folder: str, name: str) -> str:
+        """`Path(folder, name).as_posix()`, which takes long for many images."""
+        if not _PLAIN_NAME.fullmatch(name):
+            return Path(folder, name).as_posix()
+        if folder not in self._prefixes:
+            self._prefixes[folder] = Path(folder, "x").as_posix().removesuffix("x")
+        return self._prefixes[folder] + name
 
     def _holds(self, relative: str) -> bool:
         parent, name = os.path.split(relative)

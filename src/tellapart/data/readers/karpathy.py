@@ -62,7 +62,17 @@ def _record(image: Any, where: str, root: ImageRoot, fallback: str) -> Record:
         split=split,
         captions=tuple(_captions(image.get("sentences"), where)),
         family=family,
+        cocoid=_number(image, "cocoid", where),
+        imgid=_number(image, "imgid", where),
     )
+
+
+def _number(image: dict[str, Any], key: str, where: str) -> int | None:
+    """The image's number in COCO or in this file, if it is given."""
+    value = image.get(key)
+    if value is None or (isinstance(value, int) and not isinstance(value, bool) and value >= 0):
+        return value
+    raise DataError(f"{where}: '{key}' is {quote(value)}; it must be a whole number, or be left out")
 
 
 def _captions(sentences: Any, where: str) -> list[str]:

@@ -46,6 +46,8 @@ DOING: dict[str, tuple[str, ...]] = {
     "bird": ("flying",),
 }
 SIZE_WORDS = {"small": (("small", 3), ("little", 1)), "large": (("large", 2), ("big", 2))}
+# Said of large trees.
+TALL = "tall"
 NUMBERS = {2: "two", 3: "three", 4: "four"}
 
 ON_GROUND: dict[str, tuple[str, ...]] = {
@@ -108,11 +110,14 @@ RELATIONS: dict[str, tuple[str, ...]] = {
     "above": ("above", "over"),
     "below": ("below", "under"),
 }
+NEAR = ("next to", "beside", "near")
 SIDE_PHRASES = {
     "left": ("on the left", "on the left side"),
     "right": ("on the right", "on the right side"),
     "middle": ("in the middle", "in the center"),
 }
+PICTURES = ("a picture of", "a photo of", "a view of")
+SEEING = ("we see", "you can see")
 
 
 @dataclass(frozen=True)
@@ -200,7 +205,7 @@ def noun_phrase(rng: random.Random, plan: Plan, scene: Scene, index: int) -> str
     words: list[str] = []
     if "size" in say:
         tall = group.kind == "tree" and group.size == "large" and likely(rng, 0.5)
-        words.append("tall" if tall else pick_weighted(rng, SIZE_WORDS[group.size]))
+        words.append(TALL if tall else pick_weighted(rng, SIZE_WORDS[group.size]))
     if "pattern" in say and group.pattern in ("striped", "spotted"):
         words.append(group.pattern)
     if "colour" in say:
@@ -228,7 +233,7 @@ def subject_phrase(rng: random.Random, plan: Plan, scene: Scene, order: tuple[in
     phrases = [noun_phrase(rng, plan, scene, index) for index in order]
     if plan.related:
         beside = are_near(scene, *order) and likely(rng, 0.45)
-        link = pick(rng, ("next to", "beside", "near") if beside else RELATIONS[relation(scene, *order)])
+        link = pick(rng, NEAR if beside else RELATIONS[relation(scene, *order)])
         return f"{phrases[0]} {link} {phrases[1]}"
     if len(phrases) == 1:
         return phrases[0]
@@ -268,9 +273,9 @@ def realise(rng: random.Random, plan: Plan, scene: Scene) -> str:
     if frame == "there":
         words = ["there", be, subject, *tail]
     elif frame == "picture":
-        words = [pick(rng, ("a picture of", "a photo of", "a view of")), subject, *tail]
+        words = [pick(rng, PICTURES), subject, *tail]
     elif frame == "see":
-        words = [pick(rng, ("we see", "you can see")), subject, *tail]
+        words = [pick(rng, SEEING), subject, *tail]
     elif frame == "with" and plan.place:
         name = pick(rng, PLACE_NAMES[scene.place])
         words = ["a", name, "with", subject, side, weather]

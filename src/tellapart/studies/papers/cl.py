@@ -1,7 +1,8 @@
 """Tables 1 to 6 of "Contrastive Learning for Image Captioning" (Dai and Lin, NIPS 2017).
 
-Every table has an extra row as a control: the MLE model trained further by MLE for as many updates as CL, because more
-training alone also changes a model. Tables 4 to 6 are measured on the validation split, as in the paper.
+Every table has an extra row as a control: the MLE model trained further by MLE, with all settings of CL except the
+objective, because more training alone also changes a model. Tables 4 to 6 are measured on the validation split, as in
+the paper.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from tellapart.errors import RecipeError, did_you_mean
-from tellapart.studies.base import Arm, Study, quote
+from tellapart.studies.base import TREATMENT, Arm, Study, quote
 from tellapart.studies.columns import CAPTION_SCORES, DISTINCTIVENESS, MEAN_RANK, Column
 
 NAMES = {
@@ -106,9 +107,9 @@ _TABLE6 = {
 # --- Arms -------------------------------------------------------------------------------------------------------------
 
 
-def mle(captioner: str) -> Arm:
-    """The MLE model that all other arms of a captioner start from."""
-    return Arm(f"{captioner}-mle", f"{_name(captioner)}, MLE", f"{captioner}-mle")
+def mle(captioner: str, control: str | None = None) -> Arm:
+    """The MLE model that all other arms of a captioner start from; compared with a control that is trained further."""
+    return Arm(f"{captioner}-mle", f"{_name(captioner)}, MLE", f"{captioner}-mle", control=control)
 
 
 def from_mle(captioner: str, key: str, label: str, recipe: str, **more: Any) -> Arm:
@@ -118,16 +119,28 @@ def from_mle(captioner: str, key: str, label: str, recipe: str, **more: Any) -> 
 
 
 def continued(captioner: str) -> Arm:
-    """The control: MLE for as many updates as CL."""
-    label, control = "MLE continued (control)", f"{captioner}-mle"
-    return from_mle(captioner, "continued", label, "adaptive-mle-continued", control=control, searched=True)
+    """The control: likelihood with all other settings of CL."""
+    return from_mle(captioner, "continued", "MLE continued (control)", "adaptive-mle-continued", control=None)
 
 
 def contrastive(captioner: str, reference: str | None = None) -> Arm:
-    """CL from the MLE model. The reference is the same MLE model, or another captioner's (at the rate found for CL)."""
-    rate: dict[str, Any] = {"searched": True} if reference is None else {"rate_of": f"{captioner}-cl"}
+    """CL from the MLE model. The reference is the same MLE model, or another captioner's."""
     roles = {"reference": f"{reference or captioner}-mle"}
-    return from_mle(captioner, f"cl-{reference}" if reference else "cl", "CL", "adaptive-cl", roles=roles, **rate)
+    return from_mle(captioner, f"cl-{reference}" if reference else "cl", "CL", "adaptive-cl", roles=roles)
+
+
+# The generator of a GAN has the settings of the other arms; its evaluator, which is new, needs its own.
+GAN_DEVIATIONS = {
+    "training.steps": "the evaluator alone is trained first, then the captioner for as many updates as the others",
+    "training.validate_every": "once, at the end",
+    "training.phase_learning_rates": "the evaluator is new",
+    "training.learning_rate": "policy gradients are noisy",
+}
+
+
+def adversarial(captioner: str) -> Arm:
+    """The MLE model as the generator of a GAN."""
+    return from_mle(captioner, "gan", "GAN", "adaptive-gan", deviations=GAN_DEVIATIONS)
 
 
 def _other(captioner: str) -> str:
@@ -135,7 +148,11 @@ def _other(captioner: str) -> str:
 
 
 def _mle_and_cl(captioner: str) -> tuple[Arm, ...]:
-    return mle(captioner), continued(captioner), contrastive(captioner)
+    return _compared_mle(captioner), continued(captioner), contrastive(captioner)
+
+
+def _compared_mle(captioner: str) -> Arm:
+    return mle(captioner, control=f"{captioner}-continued")
 
 
 def _table1(captioner: str) -> tuple[Arm, ...]:
@@ -147,16 +164,16 @@ def _table3(captioner: str) -> tuple[Arm, ...]:
 
 
 def _table4(captioner: str) -> tuple[Arm, ...]:
-    # CL(P) and CL(N) use the rate found for CL, so that only the loss differs. CL(P) draws one negative, for logging.
-    like_cl = {"roles": {"reference": f"{captioner}-mle"}, "rate_of": f"{captioner}-cl"}
+    # CL(P) draws one negative, for logging.
+    like_cl = {"roles": {"reference": f"{captioner}-mle"}}
     only_positive = ("objective.negative=false", "objective.negatives=1")
     only_negative = ("objective.positive=false",)
     return quote(
         _TABLE4,
-        mle(captioner),
+        _compared_mle(captioner),
         continued(captioner),
-        from_mle(captioner, "il", "IL", "adaptive-il", searched=True),
-        from_mle(captioner, "gan", "GAN", "adaptive-gan"),
+        from_mle(captioner, "il", "IL", "adaptive-il"),
+        adversarial(captioner),
         from_mle(captioner, "cl-positive", "CL(P)", "adaptive-cl", changes=only_positive, **like_cl),
         from_mle(captioner, "cl-negative", "CL(N)", "adaptive-cl", changes=only_negative, **like_cl),
         replace(contrastive(captioner), label=f"{_name(captioner)}, CL (full)"),
@@ -172,12 +189,13 @@ def _table5(captioner: str) -> tuple[Arm, ...]:
     weak, strong = (_other(captioner), captioner) if captioner != "neuraltalk" else (captioner, _other(captioner))
     return quote(
         _TABLE5,
-        *(mle(weak), continued(weak), pair(weak, weak), pair(weak, strong)),
-        *(mle(strong), continued(strong), pair(strong, strong)),
+        *(_compared_mle(weak), continued(weak), pair(weak, weak), pair(weak, strong)),
+        *(_compared_mle(strong), continued(strong), pair(strong, strong)),
     )
 
 
-# A round trains until the target is best on the validation split; that target is the reference of the next round.
+# A round ends when the target is no longer better on the validation split; it is the reference of the next round. The
+# control follows the same rule.
 _UNTIL_BEST = (
     "training.keep=best",
     "training.monitor=CIDEr",
@@ -185,26 +203,46 @@ _UNTIL_BEST = (
     "training.validate_captions=200",
     "training.patience=2",
 )
+_VALIDATIONS = 10
 
 
 def _table6(captioner: str) -> tuple[Arm, ...]:
     def arm(key: str, run: int, label: str, recipe: str, **more: Any) -> Arm:
-        """Start from the run before; the learning rate is searched in the first run."""
+        """Start from the run before; a searched learning rate is that of the first run."""
         start = f"{captioner}-mle" if run == 1 else f"{captioner}-{key}-{run - 1}"
-        rate: dict[str, Any] = {"searched": True} if run == 1 else {"rate_of": f"{captioner}-{key}-1"}
-        return Arm(f"{captioner}-{key}-{run}", f"run {run}: {label}", recipe, start=start, **rate, **more)
+        rate = None if run == 1 else f"{captioner}-{key}-1"
+        rule: dict[str, Any] = {"changes": _UNTIL_BEST, "validations": _VALIDATIONS, "rate_of": rate}
+        return Arm(f"{captioner}-{key}-{run}", f"run {run}: {label}", recipe, start=start, **rule, **more)
 
-    arms = [replace(mle(captioner), label=f"run 0: {_name(captioner)}, MLE")]
+    arms = [replace(mle(captioner, f"{captioner}-continued-1"), label=f"run 0: {_name(captioner)}, MLE")]
     for run in (1, 2):
         control = arm("continued", run, "MLE continued (control)", "adaptive-mle-continued")
+        # Each line of runs continues its own model.
+        treatment = TREATMENT if run == 1 else (*TREATMENT, "start")
         label = f"CL, reference from run {run - 1}"
-        target = arm("round", run, label, "adaptive-cl", changes=_UNTIL_BEST, control=control.key)
+        target = arm("round", run, label, "adaptive-cl", control=control.key, treatment=treatment)
         arms += [control, replace(target, roles={"reference": target.start or ""})]
     return quote(_TABLE6, *arms)
 
 
+# Recipes with the paper's own sizes and settings.
+PAPER = {
+    "adaptive-mle": "cl-adaptive-mle",
+    "neuraltalk-mle": "cl-neuraltalk-mle",
+    "adaptive-mle-continued": "cl-continued",
+    "adaptive-cl": "cl-adaptive",
+    "adaptive-il": "cl-il",
+    "adaptive-gan": "cl-gan",
+}
+
+
 def _study(table: int, title: str, arms: Callable[[str], tuple[Arm, ...]], data: str, **more: Any) -> Study:
-    values = {"columns": (*CAPTION_SCORES, *DISTINCTIVENESS), "split": "val" if table > 3 else "test", **more}
+    values = {
+        "columns": (*CAPTION_SCORES, *DISTINCTIVENESS),
+        "split": "val" if table > 3 else "test",
+        "paper": PAPER if table != 3 else {},  # InstaPIC's recipes differ in the data
+        **more,
+    }
     source = f"Dai and Lin, NIPS 2017, Table {table} ({data})"
     return Study(f"cl-table{table}", title, arms, source=source, **values)
 

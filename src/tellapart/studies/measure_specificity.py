@@ -1,0 +1,83 @@
+"""Studies of specificity training: as other captioners, but the judge is the retriever that taught them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from tellapart.errors import RecipeError
+from tellapart.evaluation.specificity_guard import fluency, repeated_words
+from tellapart.files import Stored
+from tellapart.run import Run, open_run
+from tellapart.studies.base import Arm, Study
+from tellapart.studies.columns import CAPTION_HEADLINES, Column
+from tellapart.studies.measure_captions import CaptionMeasure, root_arm
+from tellapart.studies.result import ArmResult, Result, SeedResult
+
+TEACHER = "retriever"
+FLUENCY = "fluency.json"
+
+
+class FluencyFile(Stored):
+    """`fluency.json`: ln p per token of a run's captions under the frozen start."""
+
+    fluency: float
+
+
+class SpecificityMeasure(CaptionMeasure):
+    """As `CaptionMeasure`, with the teaching retriever in place of the frozen start, as in the paper's Table 1.
+
+    The page shows captions of every trained arm beside those of the MLE model: gains and failures (Figure 3).
+    """
+
+    compared: ClassVar[tuple[Column, ...]] = (
+        Column("under_judge_R@1", "R@1, teaching retriever", "percent"),
+        Column("under_judge_mean_rank", "mean rank, teaching retriever", "number"),
+        *(column for column in CAPTION_HEADLINES if column.figure != "under_judge_R@1"),
+        Column("novel", "novelty", "percent"),
+    )
+    template = "study-specificity.html"
+    shown_by = "rank_under_judge"
+    shows_losses = True
+
+    def __init__(
+        self, study: Study, retrieval_images: int | None = None, listener: Run | str | Path | None = None
+    ) -> None:
+        super().__init__(study, retrieval_images, listener)
+        self._teachers: dict[str, Run] = {}
+
+    def measure(self, arm: Arm, arms: Sequence[Arm], runs: Mapping[str, Run]) -> SeedResult:
+        teacher = self._teacher(runs)
+        self._teachers |= {str(run.folder): teacher for run in runs.values()}
+        measured = self._measured_under(runs[arm.key], teacher)
+        measured.figures.update(self._guards(measured, runs[root_arm(arm, arms)]))
+        return measured
+
+    def _guards(self, measured: SeedResult, start: Run) -> dict[str, float]:
+        """Repeated words, and fluency under the frozen start, of the first captions."""
+        first = {id: captions[0] for id, captions in measured.evaluation.captions.items()}
+        rows = [start.data.dataset.row(id) for id in first]
+
+        def make() -> dict[str, float]:
+            return {"fluency": fluency(start.captioner, start.data.store, rows, list(first.values()))}
+
+        found = measured.run.derived(FLUENCY, [start.model_digest, first], make, FluencyFile)
+        return {"repeated": repeated_words(list(first.values())), "fluency": found.fluency}
+
+    def _teacher(self, runs: Mapping[str, Run]) -> Run:
+        """The retriever that the arms of one seed were trained with; the same for all of them."""
+        for run in runs.values():
+            upstream = open_run(run.folder).recipe.roles.get(TEACHER)
+            if upstream is not None:
+                return open_run(upstream.places[0])
+        raise RecipeError(f"{self.study.name}: no arm was trained with a retriever; use runs of specificity training")
+
+    def _judge_of_people(self, start: Run) -> Run:
+        return self._teachers[str(start.folder)]
+
+    def _shown_with_captions(self, result: Result) -> list[ArmResult]:
+        """Rows trained with the retriever's loss; none if an image has several captions."""
+        several = any("captions" in row for row in result.rows[0].seeds[0].evaluation.rows[:1])
+        trained = [row for row in result.rows if row.arm.start is not None and row.arm.control is not None]
+        return [] if several else trained

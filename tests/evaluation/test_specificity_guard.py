@@ -1,0 +1,74 @@
+"""Validation ranks of greedy captions against naive loops, and the warning about captions that please the teacher."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from support.close import assert_close
+from support.tiny import make_captioner, make_data, make_retriever
+from tellapart.evaluation import specificity_guard
+from tellapart.evaluation.specificity_guard import START, SpecificityGuard, measure_specificity
+from tellapart.text import END, UNKNOWN
+from tellapart.text import START as FIRST
+
+
+@torch.no_grad()
+def greedy(captioner: Any, grid: torch.Tensor) -> str:
+    state = captioner.start(captioner.encode(grid), torch.tensor([0]))
+    words, token = [], FIRST
+    for _ in range(captioner.vocabulary.max_words):
+        log_probs, state = captioner.step(state, torch.tensor([token]))
+        log_probs[0, UNKNOWN] = -torch.inf
+        token = int(log_probs[0].argmax())
+        if token == END:
+            break
+        words.append(captioner.vocabulary.tokens[token])
+    return " ".join(words)
+
+
+@torch.no_grad()
+def test_ranks_equal_naive_loops() -> None:
+    captioner, (_, store) = make_captioner(3, name="meshed-memory"), make_data()
+    retriever, listener, rows = make_retriever(2), make_retriever(5), list(range(12))
+    found = measure_specificity(
+        captioner, store, rows, {"retriever": (retriever, store), "listener": (listener, store)}
+    )
+    captions = [greedy(captioner, torch.from_numpy(store.grid([row]))) for row in rows]
+    assert len(set(captions)) > 1
+    assert found["distinct"] == len(set(captions)) / 12
+    for judge, prefix in ((retriever, ""), (listener, "listener_")):
+        scores = judge.similarity(judge.embed_images(torch.from_numpy(store.grid(rows))), judge.embed_texts(captions))
+        ranks = [1 + sum(int(scores[k, t] >= scores[t, t]) for k in rows if k != t) for t in rows]
+        assert_close(found[f"{prefix}mean_rank"], sum(ranks) / 12)
+        assert found[f"{prefix}R@1"] == sum(rank == 1 for rank in ranks) / 12
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "warned"), [(20.0, 50.0, True), (20.0, 40.0, False), (30.0, 50.0, False), (20.0, 35.0, False)]
+)
+def test_a_warning_if_only_the_teacher_is_pleased(
+    own: float,
+    other: float,
+    warned: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    figures = iter([(30.0, 40.0), (own, other)])
+
+    def measure(*_: Any) -> dict[str, float]:
+        return dict(zip(("mean_rank", "listener_mean_rank"), next(figures), strict=True))
+
+    monkeypatch.setattr(specificity_guard, "measure_specificity", measure)
+    judges: Any = {"retriever": None, "listener": None}
+    SpecificityGuard(make_captioner(), make_data()[1], [0], judges, tmp_path).begin()
+    again = SpecificityGuard(make_captioner(), make_data()[1], [0], judges, tmp_path)
+    again.begin()  # in a later session: the start is kept
+    assert json.loads((tmp_path / START).read_text())["figures"]["mean_rank"] == 30.0
+    assert again() == {"mean_rank": own, "listener_mean_rank": other, "only_teacher": float(warned)}
+    assert ("warning: since the start" in capsys.readouterr().err) == warned
