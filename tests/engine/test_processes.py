@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from support.close import assert_close
+from support.threads_worker import LEFT
 from support.workers import environment, run_worker
 from tellapart.captioners.base import load_captioner
 from tellapart.engine.checkpoint import checkpoint_path, load_trainer_state
@@ -46,7 +47,7 @@ def test_by_slurm(tmp_path: Path) -> None:
             "SLURM_NODELIST": "127.0.0.1",
             "MASTER_PORT": str(port),
         }
-        command = [sys.executable, "-m", "support.processes_worker", str(tmp_path)]
+        command = [sys.executable, "-m", "support.threads_worker", "support.processes_worker", str(tmp_path)]
         tasks.append(
             subprocess.Popen(
                 command, env={**environment(), **told}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -56,6 +57,7 @@ def test_by_slurm(tmp_path: Path) -> None:
         output, errors = task.communicate(timeout=300)
         assert task.returncode == 0, errors[-4000:]
         assert f"process {number} of 2 is content" in output
+        assert LEFT not in errors
 
 
 def test_a_recipe_by_two_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

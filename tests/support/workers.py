@@ -11,13 +11,23 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from support.threads_worker import LEFT
 from tellapart.engine.checkpoint import checkpoint_path, load_trainer_state
 from tellapart.models import model_folder
 
 TESTS = Path(__file__).parents[1]
 COMMANDS = {
     1: [sys.executable, "-m"],
-    2: [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"],
+    2: [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        "-m",
+        "support.threads_worker",
+    ],
 }
 
 
@@ -26,10 +36,11 @@ def environment() -> dict[str, str]:
 
 
 def run_worker(processes: int, module: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a module in so many processes; it must end well."""
+    """Run a module in so many processes; it must end well, and with it the threads that processes talk through."""
     command = [*COMMANDS[processes], module, *arguments]
     done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
+    assert LEFT not in done.stderr, done.stderr[-4000:]
     return done
 
 

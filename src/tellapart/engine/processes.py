@@ -6,6 +6,7 @@ Processes are started by `torchrun` or Slurm's `srun`; a plain `tellapart train`
 from __future__ import annotations
 
 import atexit
+import gc
 import inspect
 import logging
 import os
@@ -64,14 +65,21 @@ def open_fabric(precision: str = "full") -> Fabric:
     )
     fabric.launch()
     if not alone:
-        # Fabric does this for NCCL only. Threads of Gloo that outlive the interpreter now and then abort the process.
-        atexit.register(_close_groups)
+        atexit.register(_close_groups)  # Fabric does this for NCCL only
     return fabric
 
 
 def _close_groups() -> None:
+    """End Gloo's threads before the interpreter ends.
+
+    A thread that lets go of its last tensor while the interpreter ends aborts the process ("terminate called without an
+    active exception"). Threads end with their group, and a group ends when nothing refers to it. DDP's modules do, and
+    they are in cycles, so these are collected first.
+    """
+    gc.collect()
     if torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
+    gc.collect()
 
 
 def _unsynced_buffers() -> dict[str, Any]:
