@@ -21,6 +21,8 @@ def make_optimiser(settings: TrainingSettings, parameters: Iterable[nn.Parameter
         betas=settings.betas,
         eps=settings.epsilon,
         weight_decay=settings.weight_decay,
+        # One pass over the weights instead of several: a tenth of a COCO step. fp16's scaler cannot clip with it.
+        fused=settings.precision != "fp16",
     )
 
 
