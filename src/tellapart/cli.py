@@ -66,6 +66,7 @@ def prepare(
     max_skipped: Annotated[
         float, typer.Option(min=0, max=1, help="Largest share of images that may be unreadable.")
     ] = 0.01,
+    mirrored: Annotated[bool, typer.Option("--mirrored", help="Also encode the images mirrored left to right.")] = False,
     part: Annotated[str, typer.Option(help="Encode only this part, e.g. 2/4; run the others in parallel.")] = "1/1",
     store: Annotated[str, typer.Option(help="How features are kept: float16, or int8 for about half the disk.")] = (
         "float16"
@@ -79,7 +80,14 @@ def prepare(
 
     if store not in ("float16", "int8"):
         raise TellapartError(f"--store: '{store}' is not a way to keep features; give float16 or int8")
-    settings = DataSettings(source=data, encoder=encoder, prepared=str(prepared), max_skipped=max_skipped, store=store)
+    settings = DataSettings(
+        source=data,
+        encoder=encoder,
+        prepared=str(prepared),
+        max_skipped=max_skipped,
+        store=store,
+        mirrored=mirrored,
+    )
     result = prepare_part(settings, Part.parse(part), show_progress())
     if result is None:
         print(f"part {part} is encoded; the features are complete when all parts are")

@@ -62,6 +62,28 @@ def _lower(sentence: str) -> str:
     return text if text.isascii() else unicodedata.normalize("NFC", text)
 
 
+_SIDE = re.compile(r"(?<![^\W_])(left|right)")
+_OTHER_SIDE = {"left": "right", "right": "left"}
+
+
+def mirror_words(text: str) -> str:
+    """A text in lower case about the mirrored picture: words that begin with "left" and "right" change places.
+
+    >>> mirror_words("a man on the left in bright light, a dog at the rightmost tree")
+    'a man on the right in bright light, a dog at the leftmost tree'
+    """
+    return _SIDE.sub(lambda found: _OTHER_SIDE[found[1]], text)
+
+
+def names_a_side(caption: str) -> bool:
+    """Whether a caption has a word that begins with "left" or "right", so that it may be false for a mirrored picture.
+
+    >>> names_a_side("Two dogs. Left: a man"), names_a_side("an upright piano in bright light")
+    (True, False)
+    """
+    return _SIDE.search(caption.lower()) is not None
+
+
 NORMALISERS: dict[str, Callable[[str], list[str]]] = {"alphabetic": alphabetic_words, "plain": plain_words}
 
 

@@ -452,6 +452,7 @@ def assemble(
             image_negatives=needs.image_negatives,
             captioned_only=needs.captions,
             most=training.validate_images if split == "val" else None,
+            mirrored=recipe.data.mirrored and split == "train",
         )
         for split in ("train", "val")
     }

@@ -23,7 +23,7 @@ from support.tiny import make_captioner, make_data, make_retriever
 from tellapart.data.batches import BatchSource
 from tellapart.data.prepare import Prepared
 from tellapart.decoding.settings import DecodingSettings
-from tellapart.evaluation import evaluate, hard_negatives, self_retrieval
+from tellapart.evaluation import evaluate, hard_negatives, retrieval, self_retrieval
 from tellapart.files import Pieces, write_json
 from tellapart.objectives import reference_scores
 from tellapart.objectives.base import Processes
@@ -41,10 +41,21 @@ def score_true_pairs(folder: Path) -> None:
 
 
 def find_hard_negatives(folder: Path) -> None:
+    """All items are embedded once, but for the block that a death has cut off."""
     hard_negatives.IMAGES, hard_negatives.CAPTIONS = 1, 3
+    retrieval.BLOCK = retrieval.AT_ONCE = 2
     dataset, store = make_data()
-    prepared = Prepared(dataset, store, folder)
-    likely = hard_negatives.likely_captions(make_retriever(seed=1), prepared, "train", 0.3, folder)
+    prepared, retriever = Prepared(dataset, store, folder), make_retriever(seed=1)
+    embed = retriever.embed_texts
+
+    def embed_texts(captions: list[str]) -> torch.Tensor:
+        with open(folder / "embedded", "a") as file:
+            file.write("".join(f"{caption}\n" for caption in captions))
+        return embed(captions)
+
+    retriever.embed_texts = embed_texts
+    likely = hard_negatives.likely_captions(retriever, prepared, "train", 0.3, folder)
+    assert not list(folder.glob("vectors-*")), "they are removed at the end"
     np.save(folder / "result.npy", likely)
 
 

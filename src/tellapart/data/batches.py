@@ -1,7 +1,7 @@
 """Batches: encoded images, captions as strings, and the pairs between them.
 
-The order of images, the captions and negatives drawn and all noise are functions of (seed, epoch, step), so training
-can resume at any step without stored state. Each step's batch is drawn as a whole, then divided among processes and
+The order of images, the captions and negatives drawn, the choice of mirrored pictures and all noise are functions of
+(seed, epoch, step), so training can resume at any step without stored state. Each step's batch is drawn as a whole, then divided among processes and
 the parts of an accumulated step. What is drawn for an image does not depend on how the batch is divided.
 """
 
@@ -28,6 +28,7 @@ from tellapart.data.neighbours import nearest_in_store
 from tellapart.data.records import Dataset, Record
 from tellapart.data.settings import NegativeSettings
 from tellapart.errors import DataError
+from tellapart.text import names_a_side
 
 T = TypeVar("T")
 
@@ -83,6 +84,7 @@ class Batch:
         source: the split it comes from; `None` for a batch made by hand.
         places: position of each caption among all captions of the split.
         others: ids of further image rows, which image negatives refer to.
+        mirrored: which image rows have the features of the mirrored picture, if mirrored pictures are drawn.
     """
 
     ids: list[str]
@@ -95,6 +97,7 @@ class Batch:
     source: BatchSource | None = field(default=None, repr=False)
     places: torch.Tensor | None = field(default=None, repr=False)
     others: list[str] = field(default_factory=list)
+    mirrored: torch.Tensor | None = None
     _memo: dict[Hashable, Any] = field(default_factory=dict, repr=False)
 
     def once(self, key: Hashable, compute: Callable[[], T]) -> T:
@@ -136,7 +139,8 @@ class Batch:
         pairs = Pairs(*(t.to(device) for t in (self.pairs.image_row, self.pairs.caption_row, self.pairs.kind)))
         features = {name: values.to(device) for name, values in self.features.items()}
         places = None if self.places is None else self.places.to(device)
-        return replace(self, features=features, pairs=pairs, places=places, _memo={})
+        mirrored = None if self.mirrored is None else self.mirrored.to(device)
+        return replace(self, features=features, pairs=pairs, places=places, mirrored=mirrored, _memo={})
 
     def forget(self) -> None:
         """Drop the memoised values: after an update they are stale."""
@@ -168,6 +172,8 @@ class BatchSource:
             ones come from the whole split. A share also holds the features of those that are not its own.
         captioned_only: leave out images without captions. Others have no pairs.
         most: use only so many images, the first of the split; by default all.
+        mirrored: draw for each picture and step whether its features are those of the mirrored picture. Pictures with a
+            caption that names a side ("left", "right") are never mirrored.
     """
 
     def __init__(
@@ -189,11 +195,13 @@ class BatchSource:
         image_negatives: int = 0,
         captioned_only: bool = True,
         most: int | None = None,
+        mirrored: bool = False,
     ) -> None:
         self.records: list[Record] = [r for r in dataset.split(split) if r.captions or not captioned_only][:most]
         self.rows = [dataset.row(record.id) for record in self.records]
         self.store = store
         self.stores = [store, *more_stores]
+        assert not mirrored or all(one.mirrored is not None for one in self.stores), "there are no mirrored pictures"
         self.images_per_batch = images_per_batch
         self.captions_per_image = captions_per_image
         self.negatives = negatives
@@ -203,6 +211,7 @@ class BatchSource:
         self.rank = rank
         self.world = world
         self.parts = parts
+        self.mirrored = mirrored
         self.pool = CaptionPool([record.captions for record in self.records])
         if (negatives or image_negatives) and len(self.records) < 2:
             raise DataError(f"the split '{split}' has one captioned image; negatives need two")
@@ -260,11 +269,17 @@ class BatchSource:
             chosen = np.arange(start, min(start + self.images_per_batch, len(self.records)))
             yield self.true_pairs(np.array_split(chosen, self.world)[self.rank])
 
-    def true_pairs(self, images: np.ndarray) -> Batch:
-        """Every caption of these images of the split with its image, in their order; nothing is drawn."""
+    def true_pairs(self, images: np.ndarray, mirrored: bool = False) -> Batch:
+        """Every caption of these images of the split with its image, in their order; nothing is drawn.
+
+        Args:
+            images: their positions in the split.
+            mirrored: with the features of the mirrored pictures.
+        """
         places = np.concatenate([np.empty(0, np.int64), *(self.pool.of_image(int(image)) for image in images)])
         image_row = np.repeat(np.arange(len(images)), self.pool.counts[images])
-        return self._assemble(images, torch.from_numpy(places), torch.from_numpy(image_row), Kind.POSITIVE)
+        flipped = np.ones(len(images), bool) if mirrored else None
+        return self._assemble(images, torch.from_numpy(places), torch.from_numpy(image_row), Kind.POSITIVE, flipped)
 
     def distracted(self, batch: Batch) -> Batch:
         """Pair a batch's true captions with distractors: for each image, the most similar other image.
@@ -275,7 +290,8 @@ class BatchSource:
         images = self._distractor[[self._image_of_id[id] for id in batch.ids]]
         rows = batch.pairs.of(Kind.POSITIVE)
         places, image_row = batch.places[batch.pairs.caption_row[rows]], batch.pairs.image_row[rows]
-        return self._assemble(images, places, image_row, Kind.DISTRACTOR).to(image_row.device)
+        flipped = self._drawn_with(batch, images)
+        return self._assemble(images, places, image_row, Kind.DISTRACTOR, flipped).to(image_row.device)
 
     def similar(self, batch: Batch, chance: torch.Tensor, top: float, encoder: str) -> torch.Tensor:
         """Features of a similar image of the split for each image of a batch, `[images, regions, width]`.
@@ -290,7 +306,8 @@ class BatchSource:
         place = (chance.double() * nearest.shape[1]).long().cpu().numpy()
         images = nearest[self.numbers(batch.ids).numpy(), place]
         store = next(store for store in self.stores if store.encoder.name == encoder)
-        return torch.from_numpy(store.grid([self.rows[image] for image in images])).to(chance.device)
+        grid = store.grid([self.rows[image] for image in images], self._drawn_with(batch, images))
+        return torch.from_numpy(grid).to(chance.device)
 
     def nearest(self, top: float) -> np.ndarray:
         """Positions of the nearest `top` share of the other images of each image, `[images, similar]`; found once."""
@@ -321,21 +338,51 @@ class BatchSource:
             raise DataError("distractors need at least two images, but this split has one; add images")
         return nearest_in_store(self.store, self.rows, 1)[:, 0]
 
-    def _assemble(self, images: np.ndarray, places: torch.Tensor, image_row: torch.Tensor, kind: Kind) -> Batch:
+    @cached_property
+    def _names_a_side(self) -> np.ndarray:
+        """Which images have a caption with "left" or "right"."""
+        return np.array([any(map(names_a_side, record.captions)) for record in self.records], bool)
+
+    def _draw_mirrored(self, epoch: int, position: int) -> np.ndarray | None:
+        """Which images of the split are mirrored in a step; `None` if none ever is."""
+        if not self.mirrored:
+            return None
+        # For all images of the split, so that it does not matter which of them a process needs: 0.1 ms for COCO.
+        rng = np.random.default_rng([self.seed, 4, epoch, position])
+        return rng.integers(2, size=len(self.records), dtype=np.uint8).astype(bool) & ~self._names_a_side
+
+    def _drawn_with(self, batch: Batch, images: np.ndarray) -> np.ndarray | None:
+        """Which of these images are mirrored in the step of a batch."""
+        drawn = None if batch.mirrored is None else self._draw_mirrored(*batch.noise_seed[2:])
+        return None if drawn is None else drawn[images]
+
+    def _assemble(
+        self,
+        images: np.ndarray,
+        places: torch.Tensor,
+        image_row: torch.Tensor,
+        kind: Kind,
+        mirrored: np.ndarray | None = None,
+    ) -> Batch:
         """A batch of the captions at these positions, each paired with its image."""
         return Batch(
             ids=[self.records[image].id for image in images],
-            features=self._features(images),
+            features=self._features(images, mirrored),
             captions=[self.pool.captions[place] for place in places.tolist()],
             pairs=Pairs(image_row, torch.arange(len(places)), torch.full((len(places),), int(kind))),
             source=self,
             places=places,
         )
 
-    def _features(self, images: np.ndarray) -> dict[str, torch.Tensor]:
-        """Encoder name -> grids of these images, for every store."""
+    def _features(self, images: np.ndarray, mirrored: np.ndarray | None = None) -> dict[str, torch.Tensor]:
+        """Encoder name -> grids of these images, for every store.
+
+        Args:
+            images: their positions in the split.
+            mirrored: `[images]`, which of them are mirrored, in every store.
+        """
         rows = [self.rows[image] for image in images]
-        return {store.encoder.name: torch.from_numpy(store.grid(rows)) for store in self.stores}
+        return {store.encoder.name: torch.from_numpy(store.grid(rows, mirrored)) for store in self.stores}
 
     def _order(self, epoch: int) -> np.ndarray:
         """The images in the order of an epoch. The last one asked for is kept: making it takes as long as a step."""
@@ -384,6 +431,8 @@ class BatchSource:
         own = chosen[mine]
         others = np.setdiff1d(other_images, own)
         images = np.concatenate([own, others])
+        drawn = self._draw_mirrored(epoch, position)
+        mirrored = None if drawn is None else drawn[images]
         by_number = np.argsort(images)
         other_row = by_number[np.searchsorted(images, other_images.ravel(), sorter=by_number)]
         caption_index = np.concatenate([positives, negatives.ravel()])
@@ -391,7 +440,7 @@ class BatchSource:
         kinds = [int(kind) for kind in (Kind.POSITIVE, Kind.NEGATIVE, Kind.IMAGE_NEGATIVE)]
         return Batch(
             ids=[self.records[i].id for i in own],
-            features=self._features(images),
+            features=self._features(images, mirrored),
             captions=[self.pool.captions[i] for i in caption_index],
             pairs=Pairs(
                 torch.from_numpy(np.concatenate([image_row, np.repeat(image_row, self.negatives), other_row])),
@@ -404,6 +453,7 @@ class BatchSource:
             source=self,
             places=torch.from_numpy(caption_index),
             others=[self.records[i].id for i in others],
+            mirrored=None if mirrored is None else torch.from_numpy(mirrored),
         )
 
     def _draw_captions(self, image: int, rng: np.random.Generator) -> np.ndarray:

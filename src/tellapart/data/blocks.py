@@ -169,5 +169,11 @@ def open_blocks(
         yield Blocks(path, made_from, shape, dtype, starts)
 
 
+def remove_blocks(path: Path) -> None:
+    """Remove a table that is not needed any more, whether finished or not; a process that has it open keeps it."""
+    for ending in (".blocks", ".npy"):  # without its marks the array is not used
+        path.with_name(path.name + ending).unlink(missing_ok=True)
+
+
 def _tell(message: str) -> None:
     print(message, file=sys.stderr, flush=True)

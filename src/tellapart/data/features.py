@@ -11,6 +11,8 @@ with the missing ones. The finished files are the same either way.
 
 When pictures have changed, a copy of the store goes back to `writing-PLAN/`, the changed rows are encoded again, and
 the new array replaces the old one. A process that has the old array open keeps it. A damaged array is encoded again.
+
+The features of the pictures mirrored left to right are a second store of the same rows, in the folder `mirrored/`.
 """
 
 from __future__ import annotations
@@ -81,6 +83,7 @@ class FeatureStore:
         pictures: size, time and content of the picture files that were encoded, one entry per row.
         kind: how the features are kept, `float16` or `int8`.
         folder: where it is on the disk; `None` for a store in memory.
+        mirrored: the store of the same pictures mirrored left to right, if they are used.
 
     Example:
         >>> store = FeatureStore.open(Path("prepared/flickr8k-98dbe175/efficientnet-lite0"))    # doctest: +SKIP
@@ -96,6 +99,7 @@ class FeatureStore:
         skipped: frozenset[str] = frozenset(),
         pictures: Pictures | None = None,
         folder: Path | None = None,
+        mirrored: FeatureStore | None = None,
     ) -> None:
         self._features = features
         self.encoder = encoder
@@ -104,6 +108,7 @@ class FeatureStore:
         self.pictures = np.zeros(len(features), PICTURE) if pictures is None else pictures
         self.kind: StoreType = "float16" if features.dtype.names is None else "int8"
         self.folder = folder
+        self.mirrored = mirrored
 
     @classmethod
     def open(cls, folder: Path) -> FeatureStore:
@@ -119,9 +124,28 @@ class FeatureStore:
     def __len__(self) -> int:
         return len(self._features)
 
-    def grid(self, rows: Sequence[int]) -> np.ndarray:
-        """Region features of these images, float32 `[rows, regions, width]`."""
-        return read_grid(self._features, np.asarray(rows, dtype=np.int64), with_last=self.encoder.class_token)
+    def grid(self, rows: Sequence[int], mirrored: np.ndarray | None = None) -> np.ndarray:
+        """Region features of these images, float32 `[rows, regions, width]`.
+
+        Args:
+            rows: the images.
+            mirrored: `[rows]`, which of them are read mirrored; by default none.
+        """
+        chosen = np.asarray(rows, dtype=np.int64)
+        if mirrored is None or self.mirrored is None:
+            return read_grid(self._features, chosen, with_last=self.encoder.class_token)
+        grid = np.empty((len(chosen), self.encoder.regions, self.encoder.width), np.float32)
+        for store, places in ((self, ~mirrored), (self.mirrored, mirrored)):
+            grid[places] = store.grid(chosen[places].tolist())
+        return grid
+
+    def views(self, rows: Sequence[int]) -> np.ndarray:
+        """Region features of these images and then, if they are here, those of the mirrored ones.
+
+        float32 `[rows, regions, width]` or `[rows, 2 regions, width]`.
+        """
+        plain = self.grid(rows)
+        return plain if self.mirrored is None else np.concatenate([plain, self.mirrored.grid(rows)], axis=1)
 
     def pooled(self, rows: Sequence[int]) -> np.ndarray:
         """Pooled features of these images, float32 `[rows, width]`: the class token if there is one, else the mean."""
@@ -131,12 +155,14 @@ class FeatureStore:
         """Digest of the content of the encoded pictures, by default of all.
 
         It does not depend on where the files are or when they were written. Results are kept by it, so it also says
-        how the features are kept, unless that is float16.
+        how the features are kept, unless that is float16, and whether mirrored pictures are used.
         """
         content = self.pictures["content"]
         digest = hashlib.sha256((content if rows is None else content[np.asarray(rows, np.int64)]).tobytes())
         if self.kind != "float16":
             digest.update(self.kind.encode())
+        if self.mirrored is not None:
+            digest.update(b"mirrored")
         return digest.hexdigest()
 
     def check(self, dataset: Dataset, encoder: EncoderIdentity) -> None:

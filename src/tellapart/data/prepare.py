@@ -11,7 +11,8 @@ from tellapart.data.readers import read_dataset
 from tellapart.data.records import Dataset
 from tellapart.data.settings import DataSettings
 from tellapart.encoders import open_encoder
-from tellapart.encoders.base import ImageEncoder, accelerator
+from tellapart.encoders.base import ImageEncoder, MirroredEncoder, accelerator
+from tellapart.errors import StoreError
 from tellapart.progress import OnProgress
 
 
@@ -69,18 +70,40 @@ def prepare_part(
     dataset = dataset or open_dataset(settings, report("rendering scenes"))
     kept = encoder.identity.folder + ("" if settings.store == "float16" else f"-{settings.store}")
     folder = Path(settings.prepared) / f"{dataset.name}-{dataset.digest[:8]}" / kept
-    store = write_store(
-        folder,
-        dataset,
-        encoder,
-        part=part,
-        max_skipped=settings.max_skipped,
-        kind=settings.store,
-        on_progress=report("encoding images"),
-    )
+
+    def write(folder: Path, encoder: ImageEncoder, what: str) -> FeatureStore | None:
+        return write_store(
+            folder,
+            dataset,
+            encoder,
+            part=part,
+            max_skipped=settings.max_skipped,
+            kind=settings.store,
+            on_progress=report(what),
+        )
+
+    store = write(folder, encoder, "encoding images")
+    if settings.mirrored:
+        mirrored = write(folder / "mirrored", MirroredEncoder(encoder), "encoding mirrored images")
+        if store is None or mirrored is None:
+            return None
+        _add_mirrored(store, mirrored, dataset)
     if store is None:
         return None
     return Prepared(replace(dataset, skipped=store.skipped), store, folder)
+
+
+def _add_mirrored(store: FeatureStore, mirrored: FeatureStore, dataset: Dataset) -> None:
+    """Give a store its mirrored pictures. A picture that could not be read for one of the two is skipped."""
+    store.skipped |= mirrored.skipped
+    differs = (store.pictures["content"] != mirrored.pictures["content"]).any(axis=1)
+    for row in differs.nonzero()[0].tolist():
+        if dataset.records[row].id not in store.skipped:
+            raise StoreError(
+                f"{dataset.path(dataset.records[row])}: this picture has changed after it was encoded; "
+                "if it is missing, restore it, and run the same command again"
+            )
+    store.mirrored = mirrored
 
 
 def open_dataset(settings: DataSettings, on_progress: Callable[[int, int], None] | None = None) -> Dataset:

@@ -28,6 +28,11 @@ class DataSettings(Section):
     store: StoreType = Field(
         "float16", description="how features are kept; int8 takes about half the disk", json_schema_extra=ADDED
     )
+    mirrored: bool = Field(
+        False,
+        description="also encode pictures mirrored left to right: drawn in training, averaged at test",
+        json_schema_extra=ADDED,
+    )
     prepared: str = Field("prepared", description="folder for rendered scenes and feature stores")
     max_skipped: float = Field(0.01, ge=0, le=1, description="fail if a larger share of the pictures cannot be read")
     normaliser: Literal["plain", "alphabetic"] = "plain"

@@ -92,7 +92,7 @@ class Ensemble(nn.Module):
         log_probs, states = zip(
             *(one.step(own, token) for one, own in zip(self.captioners, state, strict=True)), strict=True
         )
-        return _mean(log_probs), list(states)
+        return mean_log_prob(log_probs), list(states)
 
     def select(self, state: list[Any], rows: torch.Tensor) -> list[Any]:
         return [one.select(own, rows) for one, own in zip(self.captioners, state, strict=True)]
@@ -101,7 +101,7 @@ class Ensemble(nn.Module):
         self, memory: list[Any], tokens: torch.Tensor, image_of_row: torch.Tensor, per_token: bool = False
     ) -> torch.Tensor:
         """ln p(caption | image) under the mean probability of each word; see `Captioner.log_prob`."""
-        scores = _mean(
+        scores = mean_log_prob(
             [
                 one.log_prob(own, tokens, image_of_row, per_token=True)
                 for one, own in zip(self.captioners, memory, strict=True)
@@ -117,7 +117,7 @@ class Ensemble(nn.Module):
         return Traces(layers, torch.stack(maps).mean(dim=0) if maps else None)
 
 
-def _mean(log_probs: Sequence[torch.Tensor]) -> torch.Tensor:
+def mean_log_prob(log_probs: Sequence[torch.Tensor]) -> torch.Tensor:
     """ln of the mean probability."""
     if len(log_probs) == 1:
         return log_probs[0]

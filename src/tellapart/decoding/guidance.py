@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from pydantic import BaseModel
 
-from tellapart.captioners.base import Traces, words_before
-from tellapart.encoders.base import EncoderIdentity, ImageEncoder
-from tellapart.text import PAD, Vocabulary
+from tellapart.captioners.base import words_before
+from tellapart.decoding.wrapped import Wrapped
+from tellapart.text import PAD
 
 if TYPE_CHECKING:
     from tellapart.decoding.base import Decodable
 
 
-class Guided:
+class Guided(Wrapped):
     """A captioner whose next word is chosen by what the picture adds to it.
 
     Captions that fit any picture are likely without one. Guidance lowers them, without any training: it is the
@@ -43,7 +41,7 @@ class Guided:
     name = "guided"
 
     def __init__(self, captioner: Decodable, guidance: float) -> None:
-        self.captioner = captioner
+        super().__init__(captioner)
         self.guidance = guidance
 
     # A memory or a state is a pair: of the images, and of no picture.
@@ -62,9 +60,6 @@ class Guided:
         # What the captioner never says, such as padding, has -inf with and without a picture.
         return guided.masked_fill(own.isneginf(), -torch.inf).log_softmax(dim=1), (of_images, of_none)
 
-    def select(self, state: tuple[Any, Any], rows: torch.Tensor) -> tuple[Any, Any]:
-        return self.captioner.select(state[0], rows), self.captioner.select(state[1], rows)
-
     def log_prob(
         self, memory: tuple[Any, Any], tokens: torch.Tensor, image_of_row: torch.Tensor, per_token: bool = False
     ) -> torch.Tensor:
@@ -79,39 +74,6 @@ class Guided:
     def own_log_prob(self, memory: tuple[Any, Any], tokens: torch.Tensor, image_of_row: torch.Tensor) -> torch.Tensor:
         """The captioner's own ln p(caption | image)."""
         return self.captioner.log_prob(memory[0], tokens, image_of_row)
-
-    # --- as the captioner ---------------------------------------------------------------------------------------------
-
-    @property
-    def settings(self) -> BaseModel:
-        return self.captioner.settings
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        return self.captioner.vocabulary
-
-    @property
-    def encoder(self) -> EncoderIdentity:
-        return self.captioner.encoder
-
-    @property
-    def device(self) -> torch.device:
-        return self.captioner.device
-
-    def tokenize(self, captions: Sequence[str]) -> torch.Tensor:
-        return self.captioner.tokenize(captions)
-
-    def detokenize(self, tokens: torch.Tensor) -> list[str]:
-        return self.captioner.detokenize(tokens)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.captioner.state_dict()
-
-    def open_encoder(self, device: str | None = None) -> ImageEncoder:
-        return self.captioner.open_encoder(device)
-
-    def traces(self, memory: tuple[Any, Any], tokens: torch.Tensor, image_of_row: torch.Tensor) -> Traces:
-        return self.captioner.traces(memory[0], tokens, image_of_row)
 
 
 def guide(captioner: Decodable, guidance: float) -> Decodable:

@@ -13,6 +13,7 @@ from tellapart.decoding.constraints import forbid
 from tellapart.decoding.guidance import guide
 from tellapart.decoding.sampling import sample
 from tellapart.decoding.settings import DecodingSettings
+from tellapart.decoding.views import read_both
 from tellapart.text import END, PAD, START
 
 __all__ = ["BLOCK", "Caption", "beam_search", "decode", "decode_rows", "decode_store", "n_best"]
@@ -61,11 +62,15 @@ def decode_store(
     settings: DecodingSettings,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> list[list[Caption]]:
-    """Caption these rows of a feature store, a block of images at a time; see `decode`."""
+    """Caption these rows of a feature store, a block of images at a time; see `decode`.
+
+    If the store has mirrored images, the captioner reads both (`BothViews`).
+    """
+    captioner = read_both(captioner, store)
     captions: list[list[Caption]] = []
     for start in range(0, len(rows), BLOCK):
         block = rows[start : start + BLOCK]
-        features = torch.from_numpy(store.grid(block)).to(captioner.device)
+        features = torch.from_numpy(store.views(block)).to(captioner.device)
         captions += decode(captioner, features, settings, block)
         if on_progress is not None:
             on_progress(len(captions), len(rows))

@@ -11,7 +11,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -83,6 +83,30 @@ class ImageEncoder(Protocol):
     def identity(self) -> EncoderIdentity: ...
     def squeeze(self, image: Image.Image) -> Image.Image: ...
     def encode(self, images: list[Image.Image]) -> np.ndarray: ...
+
+
+class MirroredEncoder:
+    """An encoder of pictures mirrored left to right: `squeeze` mirrors them. Its identity says so.
+
+    Args:
+        encoder: of the pictures as they are.
+    """
+
+    def __init__(self, encoder: ImageEncoder) -> None:
+        self.encoder = encoder
+        self.size = encoder.size
+        self.concurrency = encoder.concurrency
+
+    @property
+    def identity(self) -> EncoderIdentity:
+        own = self.encoder.identity
+        return replace(own, preprocessing=f"mirrored left to right, {own.preprocessing}")
+
+    def squeeze(self, image: Image.Image) -> Image.Image:
+        return self.encoder.squeeze(image.transpose(Image.Transpose.FLIP_LEFT_RIGHT))
+
+    def encode(self, images: list[Image.Image]) -> np.ndarray:
+        return self.encoder.encode(images)
 
 
 class GridEncoder(ABC):

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tellapart.data.blocks import open_blocks
+from tellapart.data.blocks import open_blocks, remove_blocks
 from tellapart.data.negatives import CaptionPool
 from tellapart.data.prepare import Prepared
 from tellapart.errors import DataError
@@ -41,7 +41,8 @@ def likely_captions(
     out. Scores are compared in float32; captions with equal scores are ordered by number.
 
     With a folder, the table is the memory-mapped file `likely-captions-DIGEST.npy` in it. It is found again by the same
-    weights, data, split and share, and an interrupted call continues.
+    weights, data, split and share, and an interrupted call continues. Until it is finished, the vectors of images and
+    captions are kept beside it, unless the retriever has none.
 
     Args:
         retriever: in eval mode; it should not have been trained on these captions.
@@ -71,7 +72,8 @@ def likely_captions(
         ],
         "candidates": count,
     }
-    path = None if folder is None else folder / f"likely-captions-{digest_of(made_from)[:16]}"
+    digest = digest_of(made_from)[:16]
+    path, vectors = (None if folder is None else folder / f"{name}-{digest}" for name in ("likely-captions", "vectors"))
 
     def show(what: str, done: int, of: int) -> None:
         if on_progress is not None:
@@ -85,11 +87,14 @@ def likely_captions(
                 gallery.rows,
                 gallery.captions,
                 lambda done, of: show("embedding images and captions", done, of),
+                path=vectors,
             )
             show("ranking captions for hard negatives", blocks.done, images)
         for number in list(blocks.missing):
             blocks.keep(number, _best_captions(scores, pool, blocks.rows(number), count))
             show("ranking captions for hard negatives", blocks.done, images)
+        if vectors is not None:
+            remove_blocks(vectors)
         return blocks.values()
 
 

@@ -14,11 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from tellapart.data.blocks import open_blocks
 from tellapart.data.features import FeatureStore
 from tellapart.data.prepare import Prepared
 from tellapart.errors import DataError
@@ -30,6 +32,8 @@ from tellapart.retrievers.base import Raw, Retriever, move, take
 
 # Items embedded at a time; images × captions compared at a time by retrievers without index vectors.
 AT_ONCE = 128
+# Items whose vectors are kept together.
+BLOCK = 4096
 # Captions compared with a block of images at a time.
 COLUMNS = 4096
 ROUNDING = 1e-6
@@ -85,6 +89,8 @@ class PairScores:
         captions: compared with the images.
         on_progress: called with items embedded and items in all.
         exact: compare all pairs, however many; by default up to `EXACT_PAIRS`.
+        path: of a table of index vectors (`data.blocks`), named by the digest of what they are made from. An interrupted
+            call continues. Without it they are in memory.
 
     Attributes:
         rounding: scores that differ by less are equal.
@@ -99,41 +105,53 @@ class PairScores:
         captions: Sequence[str],
         on_progress: OnProgress | None = None,
         exact: bool | None = None,
+        path: Path | None = None,
     ) -> None:
         self.retriever = retriever
         self.shape = (len(rows), len(captions))
         many = len(rows) * len(captions) > EXACT_PAIRS and not exact
         self.reranked = many and not retriever.has_index_vectors and retriever.has_coarse_vectors
-        device, of = retriever.device, sum(self.shape)
+        images, of = len(rows), sum(self.shape)
 
-        def image(start: int) -> Raw:
-            return retriever.embed_images(torch.from_numpy(store.grid(rows[start : start + AT_ONCE])).to(device))
-
-        def text(start: int) -> Raw:
-            return retriever.embed_texts(captions[start : start + AT_ONCE])
-
-        embedded: list[list[Raw]] = []
-        done = 0
-        for embed, count in ((image, len(rows)), (text, len(captions))):
-            embedded.append([])
-            for start in range(0, count, AT_ONCE):
-                embedded[-1].append(self._embed(embed, start))
+        @torch.no_grad()
+        def embed(items: slice) -> Iterator[Raw]:
+            """Images, or captions, which are numbered after the images; a few at a time."""
+            for start in range(items.start, items.stop, AT_ONCE):
+                end = min(start + AT_ONCE, items.stop)
+                if start < images:
+                    raw = embed_rows(retriever, store, rows[start:end])
+                else:
+                    raw = retriever.embed_texts(captions[start - images : end - images])
+                yield move(retriever.index_vectors(raw) if retriever.has_index_vectors else raw, "cpu")
                 if on_progress is not None:
-                    on_progress(done + min(count, start + AT_ONCE), of)
-            done += count
+                    on_progress(end, of)
+
         self.rounding = ROUNDING
         if not retriever.has_index_vectors:
-            self._images, self._texts = embedded
+            self._images, self._texts = list(embed(slice(0, images))), list(embed(slice(images, of)))
         else:
-            self._image_vectors, self._text_vectors = (_stacked(chunks) for chunks in embedded)
+            vectors = self._find_vectors(embed, path)
+            self._image_vectors, self._text_vectors = vectors[:images], vectors[images:]
             # The largest possible score: 1 for cosines.
             squares = [np.einsum("ij,ij->i", v, v).max(initial=0.0) for v in (self._image_vectors, self._text_vectors)]
             self.rounding = ROUNDING * float(np.sqrt(squares[0]) * np.sqrt(squares[1]))
 
-    @torch.no_grad()
-    def _embed(self, embed: Callable[[int], Raw], start: int) -> Raw:
-        raw = embed(start)
-        return move(self.retriever.index_vectors(raw) if self.retriever.has_index_vectors else raw, "cpu")
+    def _find_vectors(self, embed: Callable[[slice], Iterator[Raw]], path: Path | None) -> NDArray[np.float32]:
+        """The vectors of all items, block by block; blocks that are on the disk are not embedded again."""
+        images, of = self.shape[0], sum(self.shape)
+        encoder = self.retriever.encoder
+        with torch.no_grad():
+            nothing = torch.zeros(0, encoder.regions, encoder.width, device=self.retriever.device)
+            width = self.retriever.index_vectors(self.retriever.embed_images(nothing)).shape[1]
+        starts = [*range(0, images, BLOCK), *range(images, of, BLOCK)]
+        with open_blocks(path, None if path is None else path.name, (of, width), np.float32, starts) as blocks:
+            for number in list(blocks.missing):
+                values = np.empty((blocks.rows(number).stop - blocks.rows(number).start, width), np.float32)
+                for place, part in enumerate(embed(blocks.rows(number))):
+                    assert isinstance(part, torch.Tensor)
+                    values[place * AT_ONCE :][: len(part)] = part.float().numpy()
+                blocks.keep(number, values)
+            return blocks.values()
 
     def __call__(self, rows: slice, columns: NDArray[np.int64]) -> NDArray[np.float64]:
         """Scores `[rows, columns]`; columns in rising order."""
@@ -222,17 +240,13 @@ class PairScores:
         return np.block(blocks)
 
 
-def _stacked(chunks: list[Raw]) -> NDArray[np.float32]:
-    """The vectors of all chunks, which are dropped one by one: memory holds them once."""
-    vectors = [chunk for chunk in chunks if isinstance(chunk, torch.Tensor)]
-    chunks.clear()
-    rows = sum(map(len, vectors))
-    stacked = np.empty((rows, vectors[0].shape[1] if vectors else 1), np.float32)
-    while vectors:
-        chunk = vectors.pop()
-        rows -= len(chunk)
-        stacked[rows : rows + len(chunk)] = chunk.float().numpy()
-    return stacked
+def embed_rows(retriever: Retriever, store: FeatureStore, rows: Sequence[int]) -> Raw:
+    """Raw embeddings of these rows of a store; if it has mirrored images, those of both, joined by the retriever."""
+
+    def embed(features: FeatureStore) -> Raw:
+        return retriever.embed_images(torch.from_numpy(features.grid(rows)).to(retriever.device))
+
+    return embed(store) if store.mirrored is None else retriever.join_views(embed(store), embed(store.mirrored))
 
 
 def _chosen(chunks: list[Raw], places: NDArray[np.int64]) -> Iterator[Raw]:

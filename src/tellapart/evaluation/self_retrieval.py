@@ -30,6 +30,7 @@ from pydantic import Field
 from tellapart.data.features import WHOLE, FeatureStore, Part
 from tellapart.data.neighbours import nearest_images
 from tellapart.decoding.base import Decodable
+from tellapart.decoding.views import read_both
 from tellapart.errors import DataError
 from tellapart.evaluation.prefix_tree import PrefixTree
 from tellapart.evaluation.tree_scores import Reached, TreeScorer, pair_scores
@@ -210,7 +211,7 @@ class _Study:
     ) -> None:
         if len(rows) != len(captions) or not len(rows):
             raise DataError(f"{len(captions)} captions for {len(rows)} images; every image needs one, and one at least")
-        self.captioner = captioner
+        self.captioner = read_both(captioner, store)
         self.store = store
         self.rows = np.asarray(rows, dtype=np.int64)
         self.shown = min(shown, len(rows))
@@ -317,7 +318,7 @@ class _Study:
     def rank(self, shard: NDArray[np.int64], targets: dict[str, Any]) -> dict[str, Any]:
         """For each caption the number of these images that rank before its own, and the best of them."""
         own, floor = np.array(targets["own"]), np.array(targets["floor"])
-        features = torch.from_numpy(self.store.grid(self.rows[shard].tolist()))
+        features = torch.from_numpy(self.store.views(self.rows[shard].tolist()))
         reached = TreeScorer(self.captioner, self.tree, floor).scores(features)
         self._check_own(shard, own, reached)
         caption, image, score = reached.caption, shard[reached.image], reached.score

@@ -12,7 +12,7 @@ from tellapart.data.neighbours import nearest_images
 from tellapart.data.prepare import Prepared
 from tellapart.errors import DataError
 from tellapart.evaluation.judge import Judge
-from tellapart.evaluation.retrieval import AT_ONCE
+from tellapart.evaluation.retrieval import AT_ONCE, embed_rows
 from tellapart.metrics import (
     best_candidates,
     cider_between,
@@ -84,8 +84,8 @@ def clip_scores_under(
     @torch.no_grad()
     def images(rows: Sequence[int]) -> NDArray[np.float32]:
         parts = [rows[start : start + AT_ONCE] for start in range(0, len(rows), AT_ONCE)]
-        grids = (torch.from_numpy(store.grid(part)).to(retriever.device) for part in parts)
-        return np.concatenate([retriever.index_vectors(retriever.embed_images(g)).float().cpu().numpy() for g in grids])
+        embedded = (embed_rows(retriever, store, part) for part in parts)
+        return np.concatenate([retriever.index_vectors(raw).float().cpu().numpy() for raw in embedded])
 
     of_images, of_captions = images([dataset.row(id) for id in ids]), texts(captions)
     owner = np.repeat(np.arange(len(ids)), [len(several) for several in references])

@@ -14,6 +14,7 @@ from tellapart.captioners.base import Captioner
 from tellapart.data.features import FeatureStore
 from tellapart.decoding.search import decode_rows
 from tellapart.decoding.settings import DecodingSettings
+from tellapart.decoding.views import read_both
 from tellapart.errors import RunError
 from tellapart.evaluation.retrieval import AT_ONCE, PairScores
 from tellapart.files import Stored, read_model, write_json
@@ -81,12 +82,13 @@ def fluency(captioner: Captioner, store: FeatureStore, rows: Sequence[int], capt
         rows: the images' rows in the store.
         captions: one per image.
     """
+    reader = read_both(captioner, store)
     total, count = 0.0, 0
     for start in range(0, len(rows), AT_ONCE):
-        grid = torch.from_numpy(store.grid(rows[start : start + AT_ONCE])).to(captioner.device)
+        grid = torch.from_numpy(store.views(rows[start : start + AT_ONCE])).to(captioner.device)
         tokens = captioner.tokenize(captions[start : start + AT_ONCE])
         image = torch.arange(len(tokens), device=tokens.device)
-        total += float(captioner.log_prob(captioner.encode(grid), tokens, image).double().sum())
+        total += float(reader.log_prob(reader.encode(grid), tokens, image).double().sum())
         count += int((tokens != PAD).sum())
     return total / count
 

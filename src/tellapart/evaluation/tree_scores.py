@@ -163,7 +163,7 @@ def pair_scores(
     """ln p(caption | image) of single pairs, by teacher forcing; efficient when the pairs are sorted by image.
 
     Args:
-        captioner: in eval mode.
+        captioner: in eval mode; `read_both` of it if the store has mirrored images.
         store: features of the images.
         rows: the images' rows in the store.
         tokens: `[captions, longest]`, on the captioner's device.
@@ -174,7 +174,7 @@ def pair_scores(
     for first in range(0, len(caption), at_once):
         pairs = slice(first, first + at_once)
         block, image_of_row = np.unique(image[pairs], return_inverse=True)
-        memory = captioner.encode(torch.from_numpy(store.grid(rows[block].tolist())).to(captioner.device))
+        memory = captioner.encode(torch.from_numpy(store.views(rows[block].tolist())).to(captioner.device))
         said = tokens[torch.from_numpy(caption[pairs]).to(captioner.device)]
         of_row = torch.from_numpy(image_of_row).to(captioner.device)
         # Summed in float64: rounding in the sum of a long caption could change a rank.

@@ -227,13 +227,20 @@ class AgainstReference(Objective):
         source = batch.source
         if source is None or batch.places is None or progress.steps <= len(source):
             return self._reference_log_prob(batch, Kind.POSITIVE)
-        known = self._all_reference_log_probs(source)
-        return known[batch.places[batch.pairs.caption_row[batch.pairs.of(Kind.POSITIVE)]]]
+        rows = batch.pairs.of(Kind.POSITIVE)
+        places = batch.places[batch.pairs.caption_row[rows]]
+        known = self._all_reference_log_probs(source)[places]
+        if batch.mirrored is None:
+            return known
+        of_mirrored = self._all_reference_log_probs(source, mirrored=True)[places]
+        return torch.where(batch.mirrored[batch.pairs.image_row[rows]], of_mirrored, known)
 
     def before_training(self, start: Start) -> None:
         for split, source in start.sources.items():
             if start.steps > len(source):
-                self._all_reference_log_probs(source, start.folders.get("reference"), split, start.on_progress)
+                for mirrored in (False, True) if source.mirrored else (False,):
+                    about = start.folders.get("reference"), split, start.on_progress, mirrored
+                    self._all_reference_log_probs(source, *about)
 
     def _all_reference_log_probs(
         self,
@@ -241,15 +248,17 @@ class AgainstReference(Objective):
         folder: Path | None = None,
         split: str = "",
         on_progress: OnProgress | None = None,
+        mirrored: bool = False,
     ) -> torch.Tensor:
         """The reference's ln p of all true pairs of a split, in the order of its captions."""
 
         def show(done: int, of: int) -> None:
             if on_progress is not None:
-                on_progress(f"scoring true pairs ({split})", done, of)
+                on_progress(f"scoring true pairs ({split}{', mirrored' if mirrored else ''})", done, of)
 
-        key = ("positive_log_prob", id(self.reference))
-        return source.once(key, lambda: reference_scores(self.reference, source, self.processes, folder, show))
+        key = ("positive_log_prob", id(self.reference), mirrored)
+        about = self.reference, source, self.processes, folder, show, mirrored
+        return source.once(key, lambda: reference_scores(*about))
 
     def _reference_negative(self, batch: Batch, kind: Kind) -> torch.Tensor:
         """The reference's ln p of the mismatched pairs of one kind; both kinds are scored in one pass."""

@@ -32,6 +32,7 @@ def reference_scores(
     processes: Processes,
     folder: Path | None = None,
     on_progress: Callable[[int, int], None] | None = None,
+    mirrored: bool = False,
 ) -> torch.Tensor:
     """ln p(caption | image) of every true pair of a split, in the order of its captions: `[captions]`, float32.
 
@@ -45,6 +46,7 @@ def reference_scores(
         processes: that score together; all of them make this call.
         folder: gets the file; without it nothing is kept.
         on_progress: called with pairs done and pairs in all, in the first process.
+        mirrored: with the mirrored images.
     """
     images, captions = len(source.records), len(source.pool.captions)
     starts = range(0, images, BLOCK)
@@ -53,7 +55,7 @@ def reference_scores(
         blocks: Blocks | None = None
         missing = torch.empty(0, dtype=torch.long, device=reference.device)
         if first:
-            made_from = _made_from(reference, source)
+            made_from = _made_from(reference, source) | ({"mirrored": True} if mirrored else {})
             path = None if folder is None else folder / f"true-pairs-{digest_of(made_from)[:16]}"
             rows = source.pool.starts[list(starts)].tolist()
             blocks = held.enter_context(open_blocks(path, made_from, (captions,), np.float32, rows))
@@ -63,7 +65,7 @@ def reference_scores(
         todo = processes.gather(missing).tolist()
         for turn in (todo[at : at + processes.world] for at in range(0, len(todo), processes.world)):
             own = [starts[number] for number in turn[processes.rank : processes.rank + 1]]
-            scored = [_score(reference, source, range(at, min(at + BLOCK, images))) for at in own]
+            scored = [_score(reference, source, range(at, min(at + BLOCK, images)), mirrored) for at in own]
             found = processes.gather(torch.cat([torch.zeros(0, device=reference.device), *scored]))
             if blocks is None:
                 continue
@@ -78,12 +80,12 @@ def reference_scores(
         return processes.gather(whole.to(reference.device))
 
 
-def _score(reference: Decodable, source: BatchSource, images: range) -> torch.Tensor:
+def _score(reference: Decodable, source: BatchSource, images: range, mirrored: bool) -> torch.Tensor:
     """The scores of all captions of these images."""
     parts = (images[at : at + AT_ONCE] for at in range(0, len(images), AT_ONCE))
     scores = []
     for part in parts:
-        batch = source.true_pairs(np.array(part)).to(reference.device)
+        batch = source.true_pairs(np.array(part), mirrored).to(reference.device)
         scores.append(log_prob_of_rows(reference, batch, torch.arange(len(batch.pairs), device=reference.device)))
     return torch.cat(scores).float()
 

@@ -98,6 +98,13 @@ class Retriever(Model):
             "use one with word vectors, such as 'ranking'"
         )
 
+    def join_views(self, plain: Raw, mirrored: Raw) -> Raw:
+        """Raw embeddings of images that are read twice, as they are and mirrored left to right: the mean of both."""
+        if isinstance(plain, torch.Tensor):
+            assert isinstance(mirrored, torch.Tensor)
+            return (plain + mirrored) / 2
+        return tuple((one + other) / 2 for one, other in zip(plain, mirrored, strict=True))
+
     # --- shared -----------------------------------------------------------------------------------------------
 
     def similarity(self, images: Raw, texts: Raw) -> torch.Tensor:

@@ -113,6 +113,10 @@ class Scan(WordRetriever):
         regions = self.region(self.dropout(self.normalise(features)))
         return (functional.normalize(regions.float(), dim=2),)
 
+    def join_views(self, plain: Raw, mirrored: Raw) -> Raw:
+        """The regions of both images: a word attends to all of them."""
+        return (torch.cat([plain[0], mirrored[0]], dim=1),)
+
     def embed_words(self, vectors: torch.Tensor, lengths: torch.Tensor) -> Raw:
         states = bigru_states(self.sentence, self.dropout(vectors), lengths)
         # Padded to the longest possible caption, so that rows of different batches can be concatenated.
