@@ -116,6 +116,8 @@ def caption_split(
 ) -> list[dict[str, Any]]:
     """Caption a split of a data set from its feature store; rows as in `caption`, with the ids of the records.
 
+    If the (first) run was trained with mirrored images (`data.mirrored`), the model reads both.
+
     Args:
         data: 'scenes', a folder of images, or a data set (docs/data.md).
         model: a run folder or a model folder; a list of them is an ensemble.
@@ -131,7 +133,13 @@ def caption_split(
     """
     decoding = decoding or own_decoding(model)
     captioner = _ensemble(_open(model))
-    settings = DataSettings(source=data, encoder=captioner.encoder.name, prepared=str(prepared))
+    recipe = _own_recipe(model)
+    settings = DataSettings(
+        source=data,
+        encoder=captioner.encoder.name,
+        prepared=str(prepared),
+        mirrored=recipe is not None and recipe.data.mirrored,
+    )
     if server:  # the check below tells how many cannot be read
         settings = settings.model_copy(update={"max_skipped": 1.0})
     dataset = open_dataset(settings)
@@ -168,8 +176,14 @@ def _check_one_caption(decoding: DecodingSettings) -> None:
 
 def own_decoding(model: str | Path | Sequence[str | Path]) -> DecodingSettings:
     """The decoding settings of a run's recipe (the first of several); the defaults for a model folder."""
+    recipe = _own_recipe(model)
+    return DecodingSettings() if recipe is None else recipe.decoding
+
+
+def _own_recipe(model: str | Path | Sequence[str | Path]) -> Recipe | None:
+    """The recipe of a run (the first of several); `None` for a model folder."""
     first = Path(model if isinstance(model, str | Path) else next(iter(model)))
-    return Recipe.load(first).decoding if (first / "recipe.yaml").exists() else DecodingSettings()
+    return Recipe.load(first) if (first / "recipe.yaml").exists() else None
 
 
 def _open(model: str | Path | Sequence[str | Path]) -> list[Captioner]:

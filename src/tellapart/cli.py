@@ -66,7 +66,9 @@ def prepare(
     max_skipped: Annotated[
         float, typer.Option(min=0, max=1, help="Largest share of images that may be unreadable.")
     ] = 0.01,
-    mirrored: Annotated[bool, typer.Option("--mirrored", help="Also encode the images mirrored left to right.")] = False,
+    mirrored: Annotated[
+        bool, typer.Option("--mirrored", help="Also encode the images mirrored left to right.")
+    ] = False,
     part: Annotated[str, typer.Option(help="Encode only this part, e.g. 2/4; run the others in parallel.")] = "1/1",
     store: Annotated[str, typer.Option(help="How features are kept: float16, or int8 for about half the disk.")] = (
         "float16"

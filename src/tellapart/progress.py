@@ -7,14 +7,18 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:  # rich is imported only when a bar is drawn
     from rich.console import Console
     from rich.progress import Progress, TaskID
 
+T = TypeVar("T")
+
 OnProgress = Callable[[str, int, int], None]
 
+# Seconds of work in one piece that are shown when it is done.
+SLOW = 1.0
 # Seconds between two updates of a bar, and before its first one; its width in a narrow terminal.
 BAR_EVERY, BAR_AFTER, BAR_WIDTH = 0.2, 1.0, 6
 
@@ -97,6 +101,22 @@ def show_progress() -> OnProgress:
         lines.setdefault(what, ProgressLine(what)).update(done, of)
 
     return show
+
+
+def show_slow(on_progress: OnProgress | None, what: str, work: Callable[[], T], count: Callable[[T], int]) -> T:
+    """Do work in one piece, and show it when it is done, if it took longer than `SLOW`.
+
+    Args:
+        on_progress: shows it.
+        what: the work.
+        work: does it.
+        count: number of items in the result.
+    """
+    began = time.monotonic()
+    result = work()
+    if on_progress is not None and time.monotonic() - began > SLOW:
+        on_progress(what, count(result), count(result))
+    return result
 
 
 def close_bars() -> None:

@@ -43,7 +43,7 @@ from tellapart.files import (
 )
 from tellapart.models import Model, enough_memory, load_model, model_digest
 from tellapart.objectives.base import Objective, Roles, Start
-from tellapart.progress import OnProgress, show_progress
+from tellapart.progress import OnProgress, show_progress, show_slow
 from tellapart.recipe import DATA_PATHS, Recipe, Upstream, read_recipe
 from tellapart.retrievers.base import Retriever
 from tellapart.run import Run, check_data_exists, check_run_folder, open_run, read_state
@@ -369,7 +369,12 @@ def _build(
     else:
         captions = [caption for record in prepared.dataset.split("train") for caption in record.captions]
         with enough_memory(recipe.trains, model_settings):
-            target = model_class.make(model_settings, captions, recipe.data, prepared.store.encoder)
+            target = show_slow(
+                on_progress,
+                "making the vocabulary",
+                lambda: model_class.make(model_settings, captions, recipe.data, prepared.store.encoder),
+                lambda made: len(made.vocabulary),
+            )
     prepared.store.check(prepared.dataset, target.encoder)
     target.history = {"recipe": recipe.name}
     if recipe.training.steps != 0:  # otherwise the model is not trained here
@@ -395,8 +400,13 @@ def _build(
         if role in frozen:
             judge = frozen[role].to(fabric.device).eval().requires_grad_(False)
             judges[role] = (judge, stores.get(judge.encoder.name, prepared).store)
-    made = assemble(recipe, prepared, target, frozen, stores, fabric.global_rank, fabric.world_size, likely)
-    return *made, judges
+    objective, sources = show_slow(
+        on_progress,
+        "preparing batches of captions",
+        lambda: assemble(recipe, prepared, target, frozen, stores, fabric.global_rank, fabric.world_size, likely),
+        lambda made: sum(len(source.pool.captions) for source in made[1].values()),
+    )
+    return objective, sources, judges
 
 
 def assemble(

@@ -69,7 +69,15 @@ def test_captions_that_read_like_the_images_own_are_left_out(tmp_path: Path) -> 
 class Coarse:
     """Scores with many ties, in place of a retriever's."""
 
-    def __init__(self, retriever: object, store: object, rows: list[int], captions: list[str], *_: object) -> None:
+    def __init__(
+        self,
+        retriever: object,
+        store: object,
+        rows: list[int],
+        captions: list[str],
+        *_: object,
+        path: Path | None = None,
+    ) -> None:
         self.shape = (len(rows), len(captions))
         self.table = np.random.default_rng(4).integers(0, 3, self.shape).astype(np.float64)
 

@@ -41,7 +41,7 @@ def score_true_pairs(folder: Path) -> None:
 
 
 def find_hard_negatives(folder: Path) -> None:
-    """All items are embedded once, but for the block that a death has cut off."""
+    """Writes each caption that is embedded to the file `embedded`."""
     hard_negatives.IMAGES, hard_negatives.CAPTIONS = 1, 3
     retrieval.BLOCK = retrieval.AT_ONCE = 2
     dataset, store = make_data()
@@ -121,6 +121,9 @@ def main(name: str, out: Path, seed: int) -> None:
         assert deaths < 100, "it does not get on"
     (result,) = (path.name for path in straight.glob("result.*"))
     assert (killed / result).read_bytes() == (straight / result).read_bytes()
+    if (straight / "embedded").exists():  # a death costs one block of two at most
+        again, once = (len((folder / "embedded").read_text().splitlines()) for folder in (killed, straight))
+        assert again <= once + 2 * deaths, "what was embedded before a death is embedded again"
     print(f"deaths {deaths}")
 
 

@@ -1,8 +1,9 @@
 """Batches: encoded images, captions as strings, and the pairs between them.
 
 The order of images, the captions and negatives drawn, the choice of mirrored pictures and all noise are functions of
-(seed, epoch, step), so training can resume at any step without stored state. Each step's batch is drawn as a whole, then divided among processes and
-the parts of an accumulated step. What is drawn for an image does not depend on how the batch is divided.
+(seed, epoch, step), so training can resume at any step without stored state. Each step's batch is drawn as a whole,
+then divided among processes and the parts of an accumulated step. What is drawn for an image does not depend on how the
+batch is divided.
 """
 
 from __future__ import annotations

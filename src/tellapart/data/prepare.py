@@ -13,7 +13,7 @@ from tellapart.data.settings import DataSettings
 from tellapart.encoders import open_encoder
 from tellapart.encoders.base import ImageEncoder, MirroredEncoder, accelerator
 from tellapart.errors import StoreError
-from tellapart.progress import OnProgress
+from tellapart.progress import OnProgress, show_slow
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,12 @@ def prepare_part(
 
     # First, since a mistake in its name should not wait for a large data set to be read.
     encoder = encoder or open_encoder(settings.encoder, device=accelerator())
-    dataset = dataset or open_dataset(settings, report("rendering scenes"))
+    dataset = dataset or show_slow(
+        on_progress,
+        "reading captions",
+        lambda: open_dataset(settings, report("rendering scenes")),
+        lambda read: sum(len(record.captions) for record in read.records),
+    )
     kept = encoder.identity.folder + ("" if settings.store == "float16" else f"-{settings.store}")
     folder = Path(settings.prepared) / f"{dataset.name}-{dataset.digest[:8]}" / kept
 

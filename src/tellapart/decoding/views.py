@@ -55,7 +55,9 @@ class BothViews(Wrapped):
     ) -> torch.Tensor:
         """ln p(caption | both pictures) under the mean probability of each word; see `Captioner.log_prob`."""
         views = ((memory[0], tokens), (memory[1], self._mirrored[tokens]))
-        scores = mean_log_prob([self.captioner.log_prob(own, said, image_of_row, per_token=True) for own, said in views])
+        scores = mean_log_prob(
+            [self.captioner.log_prob(own, said, image_of_row, per_token=True) for own, said in views]
+        )
         return scores if per_token else scores.sum(dim=1)
 
 

@@ -89,8 +89,8 @@ class PairScores:
         captions: compared with the images.
         on_progress: called with items embedded and items in all.
         exact: compare all pairs, however many; by default up to `EXACT_PAIRS`.
-        path: of a table of index vectors (`data.blocks`), named by the digest of what they are made from. An interrupted
-            call continues. Without it they are in memory.
+        path: of a table of index vectors (`data.blocks`), named by the digest of what they are made from, so that an
+            interrupted call continues. Without it they are in memory.
 
     Attributes:
         rounding: scores that differ by less are equal.
