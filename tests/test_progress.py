@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from tellapart import progress
-from tellapart.progress import ProgressLine, close_bars, duration, show_progress
+from tellapart.progress import ProgressLine, close_bars, duration, show_progress, show_slow
 
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
 
@@ -149,3 +149,17 @@ def test_a_long_line_is_cut(clock: Callable[[float], None], terminal: io.StringI
 
 def test_duration() -> None:
     assert [duration(seconds) for seconds in (0.4, 95, 3720)] == ["0 s", "1 min 35 s", "1 h 2 min"]
+
+
+def test_slow_work_in_one_piece_is_shown_when_it_is_done(clock: Callable[[float], None]) -> None:
+    shown: list[tuple[str, int, int]] = []
+
+    def work(seconds: float) -> list[str]:
+        clock(seconds)
+        return ["a", "b"]
+
+    for seconds in (0.5, 3.0):
+        done = show_slow(lambda *at: shown.append(at), f"reading for {seconds} s", lambda s=seconds: work(s), len)
+        assert done == ["a", "b"]
+    assert shown == [("reading for 3.0 s", 2, 2)]
+    assert show_slow(None, "reading", lambda: work(3), len) == ["a", "b"]

@@ -18,13 +18,18 @@ import torch
 from PIL import Image
 
 import tellapart
+from support.workers import assert_equal_runs
 from tellapart import training
 from tellapart.captioners.base import Captioner, load_captioner
+from tellapart.captioning import caption_split
+from tellapart.decoding.search import decode_rows
 from tellapart.decoding.settings import DecodingSettings
 from tellapart.engine import loop
+from tellapart.engine.journal import read_journal
 from tellapart.errors import DataError, RecipeError, RunError
 from tellapart.evaluation.evaluate import evaluate
 from tellapart.models import model_folder
+from tellapart.objectives.contrastive import Contrastive
 from tellapart.objectives.likelihood import Likelihood
 from tellapart.run import Run, open_run
 from tellapart.training import resume, train
@@ -234,6 +239,30 @@ def test_a_stopped_run_is_resumed_by_its_folder(place: Path, tmp_path: Path, mon
     assert resume(tmp_path / "stopped") == run, "a finished run is left as it is"
     with pytest.raises(RunError, match="this is not a run folder"):
         resume(tmp_path)
+
+
+def test_mirrored_pictures_are_drawn_and_a_stopped_run_draws_the_same(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = ["data.mirrored=true", "training.ema=0.9", "training.validate_captions=2"]
+    straight = train(place / "cl.yaml", *chosen, runs=tmp_path, out=tmp_path / "straight")
+    monkeypatch.setattr(Contrastive, "after_step", lambda self: os.kill(os.getpid(), signal.SIGINT))
+    with pytest.raises(loop.Interrupted):
+        train(place / "cl.yaml", *chosen, runs=tmp_path, out=tmp_path / "stopped")
+    monkeypatch.undo()
+    resume(tmp_path / "stopped")
+    assert_equal_runs(straight.folder, tmp_path / "stopped")
+    plain = train(place / "cl.yaml", *chosen[1:], runs=tmp_path, out=tmp_path / "plain")
+    losses = [[row["loss"] for row in read_journal(run.folder) if row["split"] == "train"] for run in (straight, plain)]
+    assert losses[0] != losses[1]
+
+    (source,) = (place / "prepared").glob("scenes-*/*.json*")
+    said = caption_split(str(source), straight.folder, prepared=place / "prepared")
+    store, rows = straight.data.store, [straight.data.dataset.row(row["id"]) for row in said]
+    assert store.mirrored is not None
+    read = decode_rows(straight.captioner, store, rows, straight.recipe.decoding)
+    assert [row["log_prob"] for row in said] == pytest.approx([one.log_prob for one in read], rel=1e-5)
+    assert plain.data.store.mirrored is None
 
 
 def test_the_best_by_captions(place: Path, tmp_path: Path) -> None:

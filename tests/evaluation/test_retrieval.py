@@ -271,3 +271,28 @@ def test_many_pairs_of_scan_are_searched_in_two_stages_unless_asked_otherwise(mo
 def test_the_first_images_alone() -> None:
     ranked = rank_split(make_retrievers()["cosine"], PREPARED, images=5)
     assert ranked.gallery.ids == ["0", "1", "2", "3", "4"]
+
+
+def test_mirrored_images_are_averaged(tmp_path: Path) -> None:
+    """By the mean of both embeddings, and for SCAN by the regions of both; kept on the disk or not."""
+    plain = PREPARED.store
+    other = np.random.default_rng(5).normal(size=plain._features.shape).astype(np.float16)
+    mirrored = FeatureStore(other, IDENTITY, plain.records)
+    store = FeatureStore(plain._features, IDENTITY, plain.records, mirrored=mirrored)
+    rows, captions = [0, 3, 4, 7], ["a red house", "two", "blue tree near a car"]
+    for name in ("ranking", "coder", "scan"):
+        retriever = make_retriever(seed=1, name=name)
+        with torch.no_grad():
+            one, two = (retriever.embed_images(torch.from_numpy(s.grid(rows))) for s in (plain, mirrored))
+            texts = retriever.embed_texts(captions)
+            if name == "coder":  # its embeddings are unit vectors: the mean of both similarities
+                expected = (retriever.similarity(one, texts) + retriever.similarity(two, texts)) / 2
+            elif name == "ranking":
+                expected = retriever.similarity((one + two) / 2, texts)
+            else:
+                expected = retriever.similarity((torch.cat([one[0], two[0]], dim=1),), texts)
+        columns = np.arange(len(captions))
+        for path in (None, tmp_path / name):
+            found = PairScores(retriever, store, rows, captions, path=path)(slice(0, len(rows)), columns)
+            assert found == pytest.approx(expected.double().numpy(), rel=1e-5, abs=1e-6)
+        assert not np.allclose(PairScores(retriever, plain, rows, captions)(slice(0, len(rows)), columns), found)

@@ -220,3 +220,23 @@ def test_a_training_of_one_epoch_scores_nothing_before(make_captioner: Make, tmp
     objective.before_training(Start({"train": source}, len(source) + 1, {"reference": tmp_path}))
     (path,) = tmp_path.glob("*.npy")
     assert np.load(path).dtype == np.float32
+
+
+def test_of_mirrored_pictures_there_are_scores_too(make_captioner: Make, tmp_path: Path) -> None:
+    """A step has the same scores whether all true pairs are scored before it or not."""
+    dataset, store = make_data()
+    other = FeatureStore(-store._features, store.encoder, store.records)
+    both = FeatureStore(store._features, store.encoder, store.records, mirrored=other)
+    source = source_of((dataset, both), mirrored=True)
+    roles = Roles(make_captioner(seed=1), reference=make_captioner(seed=2))
+    objective = Contrastive(ContrastiveSettings(negatives=3), roles)
+    objective.before_training(Start({"train": source}, LONG, {"reference": tmp_path}))
+    assert len(list(tmp_path.glob("true-pairs-*.npy"))) == 2
+    drawn = []
+    for step in range(4):
+        batch = source.at(step)
+        assert batch.mirrored is not None
+        drawn += batch.mirrored.tolist()
+        known = objective._reference_positive(batch, Progress(0, LONG))
+        assert_close(known, objective._reference_positive(batch, Progress(0, 1)), "scores")
+    assert set(drawn) == {False, True}
