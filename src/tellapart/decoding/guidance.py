@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from pydantic import BaseModel
 
-from tellapart.captioners.base import Traces, words_before
-from tellapart.encoders.base import EncoderIdentity, ImageEncoder
-from tellapart.text import PAD, Vocabulary
+from tellapart.decoding.reweighted import Reweighted
 
 if TYPE_CHECKING:
     from tellapart.decoding.base import Decodable
 
 
-class Guided:
+class Guided(Reweighted):
     """A captioner whose next word is chosen by what the picture adds to it.
 
     Captions that fit any picture are likely without one. Guidance lowers them, without any training: it is the
@@ -30,7 +26,7 @@ class Guided:
     No picture is features of zeros. The mean of the training images looks like a certain picture to a captioner, and
     gives worse captions (docs/decoding.md). With γ = 0 this is the captioner itself.
 
-    It can replace a captioner in decoding; `log_prob` is that of p_γ, and `own_log_prob` that of the captioner.
+    It can replace a captioner in decoding; see `Reweighted`.
 
     Args:
         captioner: any captioner or `Ensemble`, in eval mode.
@@ -43,7 +39,7 @@ class Guided:
     name = "guided"
 
     def __init__(self, captioner: Decodable, guidance: float) -> None:
-        self.captioner = captioner
+        super().__init__(captioner)
         self.guidance = guidance
 
     # A memory or a state is a pair: of the images, and of no picture.
@@ -51,6 +47,9 @@ class Guided:
     def encode(self, features: torch.Tensor) -> tuple[Any, Any]:
         no_picture = features.new_zeros(1, *features.shape[1:])
         return self.captioner.encode(features), self.captioner.encode(no_picture)
+
+    def own_memory(self, memory: tuple[Any, Any]) -> Any:
+        return memory[0]
 
     def start(self, memory: tuple[Any, Any], image_of_row: torch.Tensor) -> tuple[Any, Any]:
         first = torch.zeros_like(image_of_row)
@@ -64,54 +63,6 @@ class Guided:
 
     def select(self, state: tuple[Any, Any], rows: torch.Tensor) -> tuple[Any, Any]:
         return self.captioner.select(state[0], rows), self.captioner.select(state[1], rows)
-
-    def log_prob(
-        self, memory: tuple[Any, Any], tokens: torch.Tensor, image_of_row: torch.Tensor, per_token: bool = False
-    ) -> torch.Tensor:
-        """ln p_γ(caption | image), word by word, since teacher forcing does not give all words' probabilities."""
-        state, columns = self.start(memory, image_of_row), []
-        for token, word in zip(words_before(tokens).unbind(dim=1), tokens.unbind(dim=1), strict=True):
-            log_probs, state = self.step(state, token)
-            columns.append(log_probs.gather(1, word[:, None]).squeeze(1))
-        scores = torch.stack(columns, dim=1).masked_fill(tokens == PAD, 0.0)
-        return scores if per_token else scores.sum(dim=1)
-
-    def own_log_prob(self, memory: tuple[Any, Any], tokens: torch.Tensor, image_of_row: torch.Tensor) -> torch.Tensor:
-        """The captioner's own ln p(caption | image)."""
-        return self.captioner.log_prob(memory[0], tokens, image_of_row)
-
-    # --- as the captioner ---------------------------------------------------------------------------------------------
-
-    @property
-    def settings(self) -> BaseModel:
-        return self.captioner.settings
-
-    @property
-    def vocabulary(self) -> Vocabulary:
-        return self.captioner.vocabulary
-
-    @property
-    def encoder(self) -> EncoderIdentity:
-        return self.captioner.encoder
-
-    @property
-    def device(self) -> torch.device:
-        return self.captioner.device
-
-    def tokenize(self, captions: Sequence[str]) -> torch.Tensor:
-        return self.captioner.tokenize(captions)
-
-    def detokenize(self, tokens: torch.Tensor) -> list[str]:
-        return self.captioner.detokenize(tokens)
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.captioner.state_dict()
-
-    def open_encoder(self, device: str | None = None) -> ImageEncoder:
-        return self.captioner.open_encoder(device)
-
-    def traces(self, memory: tuple[Any, Any], tokens: torch.Tensor, image_of_row: torch.Tensor) -> Traces:
-        return self.captioner.traces(memory[0], tokens, image_of_row)
 
 
 def guide(captioner: Decodable, guidance: float) -> Decodable:
