@@ -152,7 +152,7 @@ class Scorer:
         images = torch.tensor(pictures, dtype=torch.long, device=tokens.device)
         parts = [
             self.captioner.log_prob(self._memory, tokens[rows], images[rows], per_token=True)
-            for rows in (slice(start, start + ROWS) for start in range(0, len(tokens), ROWS))
+            for rows in (slice(start, start + ROWS) for start in range(0, max(1, len(tokens)), ROWS))
         ]
         return torch.cat(parts)
 

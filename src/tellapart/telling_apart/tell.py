@@ -308,45 +308,55 @@ def _tell_block(
     at = {place: number for number, place in enumerate(places)}
     features, retriever_features = models.features(album, places)
     scorer = Scorer(models.captioner, features, models.retriever, retriever_features)
-    told: list[list[ToldPicture]] = []
-    for number, group in enumerate(groups, start=first):
-        told.append([])
-        for start in range(0, len(group), BLOCK):  # a group may be large
-            part = group[start : start + BLOCK]
-            tasks = [
-                Task(at[place], tuple(at[other] for other in others_nearest_first(unit, group, place)))
-                for place in part
-            ]
-            candidates = propose(
-                models.captioner,
-                features,
-                tasks,
-                settings,
-                models.decoding,
-                # Samples depend on the name of a picture, not on the other pictures.
-                numbers=[int(digest_of(album.ids[place])[:8], 16) for place in part],
-                given=[given[place] for place in part],
-            )
-            for place, task, scored in zip(part, tasks, scorer.score(tasks, candidates, settings), strict=True):
-                plain, best = scored[0].candidate, choose(scored, settings).candidate
-                if not task.others:  # nothing to be told from
-                    best = plain
-                plain_rank, rank = scorer.ranks(task, [plain.text, best.text])
-                words = scorer.distinguishing_words(task, best.text, settings)
-                told[-1].append(
-                    ToldPicture(
-                        album.ids[place],
-                        number,
-                        best.text,
-                        words,
-                        rank,
-                        plain.text,
-                        plain_rank,
-                        len(group),
-                        best.source,
-                    )
+    tasks = [
+        Task(at[place], tuple(at[other] for other in others_nearest_first(unit, group, place)))
+        for group in groups
+        for place in group
+    ]
+    found: list[ToldPicture] = []
+    # A picture like no other keeps its plain caption.
+    alone = settings.model_copy(update={"contrast": (), "guidance": (), "samples": 0})
+    numbers = [number for number, group in enumerate(groups, start=first) for _ in group]
+    for part in _parts(tasks):
+        own = settings if tasks[part[0]].others else alone
+        chosen = [tasks[row] for row in part]
+        candidates = propose(
+            models.captioner,
+            features,
+            chosen,
+            own,
+            models.decoding,
+            # Samples depend on the name of a picture, not on the other pictures.
+            numbers=[int(digest_of(album.ids[places[row]])[:8], 16) for row in part],
+            given=[given[places[row]] if tasks[row].others else [] for row in part],
+        )
+        for row, task, scored in zip(part, chosen, scorer.score(chosen, candidates, own), strict=True):
+            plain, best = scored[0].candidate, choose(scored, own).candidate if task.others else scored[0].candidate
+            plain_rank, rank = scorer.ranks(task, [plain.text, best.text])
+            found.append(
+                ToldPicture(
+                    id=album.ids[places[row]],
+                    group=numbers[row],
+                    caption=best.text,
+                    words=scorer.distinguishing_words(task, best.text, settings),
+                    rank=rank,
+                    plain=plain.text,
+                    plain_rank=plain_rank,
+                    of=1 + len(task.others),
+                    source=best.source,
                 )
-    return told
+            )
+    rows = iter(found)
+    return [[next(rows) for _ in group] for group in groups]
+
+
+def _parts(tasks: Sequence[Task]) -> Iterator[range]:
+    """Rows of at most `BLOCK` tasks in a row, all with distractors or all without."""
+    start = 0
+    for row in range(1, len(tasks) + 1):
+        if row == len(tasks) or row - start == BLOCK or bool(tasks[row].others) != bool(tasks[start].others):
+            yield range(start, row)
+            start = row
 
 
 _PIECE = TypeAdapter(dict[Literal["groups"], list[list[ToldPicture]]])
