@@ -20,7 +20,7 @@ RECIPES = recipes_folder()
 VERBS = (
     "add-encoder",
     *("demo", "prepare", "inspect", "train", "caption", "evaluate", "evaluate-retrieval", "self-retrieval", "compare"),
-    *("study", "recipes"),
+    *("study", "recipes", "tell-apart"),
 )
 HEAVY = ("torch", "numpy", "PIL", "pydantic", "yaml", "onnxruntime", "matplotlib")
 

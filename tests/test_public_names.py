@@ -33,6 +33,7 @@ NAMES = [
     "open_run",
     "prepare",
     "run_study",
+    "tell_apart",
     "train",
     "write_gallery",
     "write_report",

@@ -39,6 +39,7 @@ _PUBLIC = {
     "open_run": "tellapart.run",
     "prepare": "tellapart.data.prepare",
     "run_study": "tellapart.studies.run",
+    "tell_apart": "tellapart.telling_apart.tell",
     "train": "tellapart.training",
     "write_gallery": "tellapart.pages.gallery",
     "write_report": "tellapart.pages.report",

@@ -55,7 +55,7 @@ def caption(
         >>> tellapart.caption(["dog.jpg"], model="demo/runs/scenes-cl-1a2b3c4d")      # doctest: +SKIP
         [{'id': 'dog.jpg', 'caption': 'a dog ...', 'log_prob': -8.1, 'ended': True}]
     """
-    paths = _expand(images)
+    paths = expand_images(images)
     if overlay is not None:
         _check_overlays(Path(overlay), paths)
     decoding = decoding or own_decoding(model)
@@ -231,7 +231,7 @@ def _check_name(path: Path) -> None:
         raise DataError(f"{path}: the name of this picture is not UTF-8 text; rename it")
 
 
-def _expand(images: Sequence[str | Path]) -> list[Path]:
+def expand_images(images: Sequence[str | Path]) -> list[Path]:
     """Replace folders by the images in them."""
     if isinstance(images, str | Path):
         raise DataError(f"{images}: give a list of images, such as [{str(images)!r}]")

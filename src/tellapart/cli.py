@@ -245,6 +245,93 @@ def caption(
         write_jsonl(out, rows)
 
 
+@app.command("tell-apart")
+def tell_apart(
+    images: Annotated[list[Path], typer.Argument(help="Images, or folders of images.")],
+    model: Annotated[list[Path], typer.Option(help="A captioner's run or model folder; repeat to ensemble models.")],
+    retriever: Annotated[
+        Path | None,
+        typer.Option(
+            help="A retriever's run or model folder, which judges the captions; by default the captioner's likelihood."
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="PAGE.html, FILE.jsonl or FILE.csv; by default the rows are printed (JSONL)."),
+    ] = None,
+    sidecars: Annotated[
+        bool, typer.Option("--sidecars", help="Also write photo.xmp beside each picture, with the caption as alt text.")
+    ] = False,
+    group_size: Annotated[int | None, typer.Option(min=2, help="Most pictures in a group; by default any.")] = None,
+    threshold: Annotated[float | None, typer.Option(help="Least mean cosine of a group's pictures.")] = None,
+    one_group: Annotated[bool, typer.Option("--one-group", help="Tell all pictures apart from each other.")] = False,
+    candidates: Annotated[
+        Path | None, typer.Option(help="File with more captions, by anyone: JSONL rows with image and captions.")
+    ] = None,
+    endpoint: Annotated[
+        str | None, typer.Option(help="Ask this OpenAI-compatible server for captions too. It is sent the pictures.")
+    ] = None,
+    endpoint_model: Annotated[str | None, typer.Option(help="Name of the model on the --endpoint.")] = None,
+    set_: Annotated[
+        list[str] | None, typer.Option("--set", help="Any setting of docs/tell-apart.md, e.g. samples=50 or truth=0.")
+    ] = None,
+) -> None:
+    """Group similar pictures, and caption each so that it can be told from the others of its group.
+
+    If it is interrupted, the same command continues.
+    """
+    from tellapart.captioning import expand_images
+    from tellapart.errors import DataError
+    from tellapart.progress import ProgressLine
+    from tellapart.telling_apart.endpoint import Endpoint
+    from tellapart.telling_apart.output import check_told_apart, write_told_apart
+    from tellapart.telling_apart.settings import TellApartSettings
+    from tellapart.telling_apart.sidecars import check_sidecars, write_sidecars
+    from tellapart.telling_apart.tell import tell_apart as tell
+
+    if (endpoint is None) != (endpoint_model is None):
+        raise typer.BadParameter("--endpoint and --endpoint-model go together")
+    if one_group and (group_size is not None or threshold is not None):
+        raise typer.BadParameter("--one-group cannot be combined with --group-size or --threshold")
+    given = {"group_size": group_size, "threshold": threshold, "one_group": one_group or None}
+    settings = TellApartSettings.parse({key: value for key, value in given.items() if value is not None}, set_ or [])
+    server = None if endpoint is None or endpoint_model is None else Endpoint(endpoint, endpoint_model)
+    paths = expand_images(images)
+    if out is not None:
+        check_told_apart(out, inputs=[*paths, *([candidates] if candidates else [])])
+    if sidecars:
+        check_sidecars(paths)
+    skipped: list[DataError] = []
+    line = ProgressLine("telling apart", " images")
+    told = tell(
+        paths,
+        model,
+        retriever,
+        settings,
+        candidates=candidates,
+        endpoint=server,
+        on_skip=skipped.append,
+        on_progress=line.update,
+    )
+    for error in skipped:
+        print(f"skipped: {error}", file=sys.stderr)
+    if sidecars:
+        write_sidecars([(Path(one.id), one.caption) for one in told.pictures])
+    if out is not None:
+        write_told_apart(told, out)
+        grouped = [one for one in told.pictures if one.of > 1]
+        found, plain = (
+            sum(rank == 1 for rank in ranks) for ranks in ([o.rank for o in grouped], [o.plain_rank for o in grouped])
+        )
+        print(
+            f"{len(grouped)} of {len(told.pictures)} pictures are like others; {plain} plain captions and {found} "
+            f"distinctive ones find their picture; {out}"
+        )
+    elif not sidecars:
+        for one in told.pictures:
+            print(_json_line(one.row()))
+
+
 @app.command()
 def evaluate(
     what: Annotated[

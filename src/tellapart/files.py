@@ -565,8 +565,9 @@ def check_folder(folder: Path) -> None:
 def is_result(path: Path, *marks: str) -> bool:
     """Whether tellapart may have written this file, judged by its content; an empty file counts too.
 
-    A page (`.html`, `.md`) contains all marks. Other files are JSON or JSONL: the object, or the first row, has all
-    marks as keys. `a|b` stands for one of two keys.
+    A page (`.html`, `.md`) or an `.xmp` file contains all marks. The first line of a `.csv` file names all marks as
+    columns. Other files are JSON or JSONL: the object, or the first row, has all marks as keys. `a|b` stands for one of
+    two keys.
     """
     if not path.is_file():
         return False
@@ -574,10 +575,12 @@ def is_result(path: Path, *marks: str) -> bool:
         return True
     try:
         with open(path, encoding="utf-8") as handle:
-            if path.suffix in (".html", ".md"):
+            if path.suffix in (".html", ".md", ".xmp"):
                 text = handle.read(_LARGEST_RESULT)
                 return all(mark in text for mark in marks)
             line = handle.readline(_LARGEST_RESULT)
+            if path.suffix == ".csv":
+                return set(marks) <= set(line.strip().split(","))
             value = json.loads(line if _is_json(line) else line + handle.read(_LARGEST_RESULT))
     except (ValueError, RecursionError):  # not UTF-8, not JSON, or nested too deep
         return False

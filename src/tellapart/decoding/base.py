@@ -10,7 +10,7 @@ import torch
 from pydantic import BaseModel
 
 from tellapart.captioners.base import Traces
-from tellapart.decoding.guidance import Guided
+from tellapart.decoding.reweighted import Reweighted
 from tellapart.decoding.settings import DecodingSettings
 from tellapart.encoders.base import EncoderIdentity, ImageEncoder
 from tellapart.errors import RecipeError
@@ -125,7 +125,7 @@ def make_captions(
     """The captions of each image: ended ones first, then by falling score; samples in the order drawn.
 
     With `remove_repeats`, captions that lose a word are scored again, so that `log_prob` fits the caption. With
-    guidance, captions are ordered by their guided scores, and `log_prob` is then the captioner's own.
+    guidance or contrast, captions are ordered by these scores, and `log_prob` is then the captioner's own.
     """
     if settings.remove_repeats:
         shorter = remove_repeats(decoded.tokens)
@@ -138,7 +138,7 @@ def make_captions(
     lengths = (decoded.tokens != PAD).sum(dim=1) + decoded.ended
     scores = normalise(decoded.log_prob, lengths, settings.length_penalty)
     log_prob = decoded.log_prob
-    if isinstance(captioner, Guided) and len(log_prob):
+    if isinstance(captioner, Reweighted) and len(log_prob):
         log_prob = captioner.own_log_prob(memory, _with_end(decoded.tokens, decoded.ended), decoded.image)
     columns = zip(
         decoded.image.tolist(),

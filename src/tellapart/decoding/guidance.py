@@ -6,15 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from tellapart.captioners.base import words_before
-from tellapart.decoding.wrapped import Wrapped
-from tellapart.text import PAD
+from tellapart.decoding.reweighted import Reweighted
 
 if TYPE_CHECKING:
     from tellapart.decoding.base import Decodable
 
 
-class Guided(Wrapped):
+class Guided(Reweighted):
     """A captioner whose next word is chosen by what the picture adds to it.
 
     Captions that fit any picture are likely without one. Guidance lowers them, without any training: it is the
@@ -28,7 +26,7 @@ class Guided(Wrapped):
     No picture is features of zeros. The mean of the training images looks like a certain picture to a captioner, and
     gives worse captions (docs/decoding.md). With γ = 0 this is the captioner itself.
 
-    It can replace a captioner in decoding; `log_prob` is that of p_γ, and `own_log_prob` that of the captioner.
+    It can replace a captioner in decoding; see `Reweighted`.
 
     Args:
         captioner: any captioner or `Ensemble`, in eval mode.
@@ -59,21 +57,6 @@ class Guided(Wrapped):
         guided = own + self.guidance * (own - without)
         # What the captioner never says, such as padding, has -inf with and without a picture.
         return guided.masked_fill(own.isneginf(), -torch.inf).log_softmax(dim=1), (of_images, of_none)
-
-    def log_prob(
-        self, memory: tuple[Any, Any], tokens: torch.Tensor, image_of_row: torch.Tensor, per_token: bool = False
-    ) -> torch.Tensor:
-        """ln p_γ(caption | image), word by word, since teacher forcing does not give all words' probabilities."""
-        state, columns = self.start(memory, image_of_row), []
-        for token, word in zip(words_before(tokens).unbind(dim=1), tokens.unbind(dim=1), strict=True):
-            log_probs, state = self.step(state, token)
-            columns.append(log_probs.gather(1, word[:, None]).squeeze(1))
-        scores = torch.stack(columns, dim=1).masked_fill(tokens == PAD, 0.0)
-        return scores if per_token else scores.sum(dim=1)
-
-    def own_log_prob(self, memory: tuple[Any, Any], tokens: torch.Tensor, image_of_row: torch.Tensor) -> torch.Tensor:
-        """The captioner's own ln p(caption | image)."""
-        return self.captioner.log_prob(memory[0], tokens, image_of_row)
 
 
 def guide(captioner: Decodable, guidance: float) -> Decodable:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -16,18 +17,44 @@ if TYPE_CHECKING:
     from tellapart.decoding.base import Decodable
 
 
-class Wrapped:
-    """Base of `Guided` and `BothViews`; a memory is a pair, and the first of it is the captioner's own.
+class Wrapped(ABC):
+    """Base of `BothViews` and of `Reweighted`.
+
+    A memory and a state are pairs, and the first of a memory is the captioner's own, unless a subclass has others.
 
     Args:
         captioner: any captioner or `Ensemble`, in eval mode.
     """
 
+    name: str
+
     def __init__(self, captioner: Decodable) -> None:
         self.captioner = captioner
 
-    def select(self, state: tuple[Any, Any], rows: torch.Tensor) -> tuple[Any, Any]:
+    @abstractmethod
+    def encode(self, features: torch.Tensor) -> Any:
+        """The memory of these images, and of what they are read or compared with."""
+
+    def own_memory(self, memory: Any) -> Any:
+        """The captioner's own memory of the images; more images may follow in it."""
+        return memory[0]
+
+    @abstractmethod
+    def start(self, memory: Any, image_of_row: torch.Tensor) -> Any: ...
+
+    @abstractmethod
+    def step(self, state: Any, token: torch.Tensor) -> tuple[torch.Tensor, Any]: ...
+
+    def select(self, state: Any, rows: torch.Tensor) -> Any:
         return self.captioner.select(state[0], rows), self.captioner.select(state[1], rows)
+
+    @abstractmethod
+    def log_prob(
+        self, memory: Any, tokens: torch.Tensor, image_of_row: torch.Tensor, per_token: bool = False
+    ) -> torch.Tensor:
+        """ln p(caption | image) by the probabilities of `step`; see `Captioner.log_prob`."""
+
+    # --- as the captioner ---------------------------------------------------------------------------------------------
 
     @property
     def settings(self) -> BaseModel:
@@ -57,5 +84,5 @@ class Wrapped:
     def open_encoder(self, device: str | None = None) -> ImageEncoder:
         return self.captioner.open_encoder(device)
 
-    def traces(self, memory: tuple[Any, Any], tokens: torch.Tensor, image_of_row: torch.Tensor) -> Traces:
-        return self.captioner.traces(memory[0], tokens, image_of_row)
+    def traces(self, memory: Any, tokens: torch.Tensor, image_of_row: torch.Tensor) -> Traces:
+        return self.captioner.traces(self.own_memory(memory), tokens, image_of_row)

@@ -76,15 +76,15 @@ def captions_of_images(path: Path, records: Sequence[Record], split: str, only_t
     return [found[record.id] for record in records]
 
 
-def read_captions(path: Path) -> dict[str, list[str]]:
+def read_captions(path: Path, ragged: bool = False) -> dict[str, list[str]]:
     """Captions by id, as the file writes it: a JSON object, JSONL rows, COCO's result format, or a table.
 
-    Every image has the same number of captions, or it is a `DataError`.
+    Unless they may be `ragged`, every image has the same number of captions, or it is a `DataError`.
     """
-    return _read_captions(path)[0]
+    return _read_captions(path, ragged)[0]
 
 
-def _read_captions(path: Path) -> tuple[dict[str, list[str]], str | None]:
+def _read_captions(path: Path, ragged: bool = False) -> tuple[dict[str, list[str]], str | None]:
     """Captions by id, and the key that named the images, if it is the same in all rows."""
     rows = _read_rows(path)
     if isinstance(rows, dict):
@@ -107,7 +107,7 @@ def _read_captions(path: Path) -> tuple[dict[str, list[str]], str | None]:
     usual = Counter(map(len, captions.values())).most_common(1)[0][0]
     example = next(id for id, texts in captions.items() if len(texts) == usual)
     for id, texts in captions.items():
-        if len(texts) != usual:
+        if len(texts) != usual and not ragged:
             raise DataError(
                 f"{path}: '{id}' has {_counted(len(texts), 'caption')} where '{example}' has {usual}; "
                 "give every image the same number"

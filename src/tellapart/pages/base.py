@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from PIL import Image
 
 from tellapart.data.images import load_image
 from tellapart.data.records import Dataset
@@ -57,12 +58,17 @@ class Pictures:
     def __getitem__(self, id: str) -> str:
         if id not in self._made:
             record = self.dataset.records[self.dataset.row(id)]
-            image = load_image(self.dataset.path(record))
-            image.thumbnail((2 * THUMBNAIL, 2 * THUMBNAIL))
-            buffer = io.BytesIO()
-            image.save(buffer, "JPEG", quality=82)
-            self._made[id] = "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+            self._made[id] = data_address(load_image(self.dataset.path(record)))
         return self._made[id]
+
+
+def data_address(image: Image.Image, side: int = 2 * THUMBNAIL) -> str:
+    """A picture, made small, as a data address."""
+    small = image.copy()
+    small.thumbnail((side, side))
+    buffer = io.BytesIO()
+    small.save(buffer, "JPEG", quality=82)
+    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
 # Kinds of pairs in the journal of a contrastive training -> their names in curves.

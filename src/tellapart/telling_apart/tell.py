@@ -1,0 +1,373 @@
+"""`tellapart.tell_apart`: group similar pictures, and caption each so that it can be told from the others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from pydantic import TypeAdapter, ValidationError
+
+from tellapart.captioners.base import load_captioner
+from tellapart.captioning import expand_images, own_decoding
+from tellapart.data.images import load_image
+from tellapart.decoding.base import Decodable
+from tellapart.decoding.ensemble import Ensemble
+from tellapart.encoders.base import ImageEncoder, accelerator
+from tellapart.errors import DataError, RunError, StoreError
+from tellapart.files import Pieces, cache_folder, digest_of, digest_of_file, is_utf8, read_json
+from tellapart.models import Model, model_digest
+from tellapart.retrievers.base import Retriever, load_retriever
+from tellapart.telling_apart.candidates import Task, propose, read_candidates
+from tellapart.telling_apart.endpoint import Endpoint
+from tellapart.telling_apart.groups import group_alike, others_nearest_first, unit_vectors
+from tellapart.telling_apart.scoring import Scorer, choose
+from tellapart.telling_apart.settings import TellApartSettings
+
+# Pictures encoded at once, and pictures told apart at once; a group is never split over two blocks.
+ENCODED, BLOCK = 64, 16
+
+Picture = str | Path | Image.Image
+
+
+@dataclass(frozen=True)
+class ToldPicture:
+    """A picture with its plain caption and the one that tells it apart.
+
+    Attributes:
+        id: its path; of a Pillow image its number, `picture 1`.
+        group: number of its group, from 1.
+        caption: the distinctive caption.
+        words: its words that are likelier for this picture than for the others of its group.
+        rank: the picture's rank in its group for this caption, from 1.
+        plain: the likeliest caption.
+        plain_rank: the picture's rank for that one.
+        of: number of pictures in the group.
+        source: where the caption comes from: plain, beam, sample, contrast, guidance or given.
+    """
+
+    id: str
+    group: int
+    caption: str
+    words: list[str]
+    rank: int
+    plain: str
+    plain_rank: int
+    of: int
+    source: str
+
+    def row(self) -> dict[str, Any]:
+        """Plain data, for JSONL and tables."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class ToldApart:
+    """The result of `tell_apart`.
+
+    Attributes:
+        groups: groups of similar pictures, then pictures that are like no other.
+        skipped: why pictures could not be read.
+        ranked_by: what the ranks are from: `retriever` or `captioner`.
+    """
+
+    groups: list[list[ToldPicture]]
+    skipped: list[str]
+    ranked_by: Literal["retriever", "captioner"]
+
+    @property
+    def pictures(self) -> list[ToldPicture]:
+        """All pictures, group by group."""
+        return [picture for group in self.groups for picture in group]
+
+
+@torch.no_grad()
+def tell_apart(
+    images: Sequence[Picture],
+    model: str | Path | Sequence[str | Path] | None = None,
+    retriever: str | Path | None = None,
+    settings: TellApartSettings | None = None,
+    *,
+    candidates: str | Path | None = None,
+    endpoint: Endpoint | None = None,
+    on_skip: Callable[[DataError], None] | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> ToldApart:
+    """Caption pictures so that each can be told from similar ones.
+
+    Similar pictures are grouped. For each picture many candidate captions are made and scored: by fluency, by whether
+    a listener picks the picture out of its group, and by whether each word fits the picture. docs/tell-apart.md has
+    the equations. An interrupted call continues when it is made again.
+
+    Args:
+        images: image files, folders of them, or Pillow images.
+        model: a captioner's run or model folder; a list of them is an ensemble.
+        retriever: a retriever's run or model folder, which judges the candidates and ranks the pictures. Without one
+            the captioner's likelihood does both.
+        settings: groups, candidates and weights.
+        candidates: a file with more captions, whoever wrote them (JSONL rows with `image` and `captions`).
+        endpoint: a server that gives more captions. The pictures are sent to it.
+        on_skip: called with the error of each image that cannot be read; by default it is only listed in the result.
+        on_progress: called with the numbers of pictures done and of all pictures.
+
+    Example:
+        >>> told = tellapart.tell_apart(["beach-1.jpg", "beach-2.jpg"], "runs/captioner")        # doctest: +SKIP
+        >>> [(one.caption, one.words) for one in told.pictures]                                  # doctest: +SKIP
+        [('two children with a red bucket on a beach', ['red', 'bucket']), ('a dog runs on a beach', ['dog', 'runs'])]
+    """
+    settings = settings or TellApartSettings()
+    album = _Album(images)
+    models = _Models(model, retriever)
+    skipped, pooled = _look(album, models, on_skip)
+    if not album.pictures:
+        raise DataError("no image could be read")
+    given = read_candidates(Path(candidates), album.ids) if candidates is not None else [[] for _ in album.ids]
+    unit = unit_vectors(pooled)
+    whole = list(range(len(album.ids)))
+    groups = [whole] if settings.one_group else group_alike(unit, settings.threshold, settings.group_size)
+    groups.sort(key=lambda group: (len(group) == 1, group[0]))
+    made_from = {
+        "models": models.digest(),
+        "settings": settings.model_dump(mode="json"),
+        "given": given,
+        "endpoint": None if endpoint is None else [endpoint.address, endpoint.model, endpoint.count],
+        "groups": groups,
+        "pictures": album.digests(),
+    }
+    pieces = Pieces(
+        None if made_from["pictures"] is None else cache_folder() / "tell-apart" / digest_of(made_from)[:16]
+    )
+    told: list[list[ToldPicture]] = []
+    for number, block in enumerate(_blocks(groups)):
+        found = pieces.find(f"{number}", _read_piece)
+        if found is None:
+            if endpoint is not None:
+                for place in (place for group in block for place in group):
+                    given[place] = [*given[place], *endpoint.captions(album.open(place))]
+            rows = _tell_block(models, album, block, unit, settings, given, first=len(told) + 1)
+            found = pieces.keep(f"{number}", {"groups": [[one.row() for one in group] for group in rows]})
+        told += [[ToldPicture(**row) for row in group] for group in found["groups"]]
+        if on_progress is not None:
+            on_progress(sum(map(len, told)), len(album.ids))
+    pieces.remove()
+    return ToldApart(told, skipped, models.ranked_by)
+
+
+# --- pictures ---------------------------------------------------------------------------------------------------------
+
+
+class _Album:
+    """The pictures, opened when they are needed; those that cannot be read are dropped."""
+
+    def __init__(self, images: Sequence[Picture]) -> None:
+        if isinstance(images, str | Path):
+            raise DataError(f"{images}: give a list of images, such as [{str(images)!r}]")
+        self.pictures: list[Path | Image.Image] = []
+        for one in images:
+            self.pictures += [one] if isinstance(one, Image.Image) else expand_images([one])
+        if not self.pictures:
+            raise DataError("no image was given; give image files or folders")
+        # The same file twice cannot be told apart.
+        named = {
+            one if isinstance(one, Path) else f"picture {number}": one for number, one in enumerate(self.pictures, 1)
+        }
+        self.ids, self.pictures = list(map(str, named)), list(named.values())
+
+    def open(self, place: int, at_least: int | None = None) -> Image.Image:
+        picture = self.pictures[place]
+        if isinstance(picture, Image.Image):
+            return picture.convert("RGB")
+        if not is_utf8(str(picture)):
+            raise DataError(f"{picture}: the name of this picture is not UTF-8 text; rename it")
+        return load_image(picture, at_least)
+
+    def keep(self, places: Sequence[int]) -> None:
+        """Drop all other pictures."""
+        self.ids, self.pictures = [self.ids[place] for place in places], [self.pictures[place] for place in places]
+
+    def digests(self) -> list[list[str]] | None:
+        """Ids and digests of the files; `None` if a picture is not a file."""
+        if any(isinstance(one, Image.Image) for one in self.pictures):
+            return None
+        return [[id, digest_of_file(Path(id))] for id in self.ids]
+
+
+def _look(
+    album: _Album, models: _Models, on_skip: Callable[[DataError], None] | None
+) -> tuple[list[str], NDArray[np.float32]]:
+    """Why pictures cannot be read, and the pooled features of the others."""
+    encoder = models.encoder
+    skipped: list[str] = []
+    readable: list[int] = []
+    pooled: list[NDArray[np.float32]] = []
+    for start in range(0, len(album.ids), ENCODED):
+        opened: list[Image.Image] = []
+        for place in range(start, min(start + ENCODED, len(album.ids))):
+            try:
+                opened.append(encoder.squeeze(album.open(place, encoder.size)))
+                readable.append(place)
+            except DataError as error:
+                skipped.append(str(error))
+                if on_skip is not None:
+                    on_skip(error)
+        if opened:
+            grid = encoder.encode(opened)
+            pooled.append(grid[:, -1] if encoder.identity.class_token else grid.mean(axis=1))
+    album.keep(readable)
+    return skipped, np.concatenate(pooled) if pooled else np.zeros((0, encoder.identity.width), np.float32)
+
+
+# --- models -----------------------------------------------------------------------------------------------------------
+
+
+def find_model(named: str | Path | None, kind: str) -> Path:
+    """The folder of a model that was named."""
+    if named is None:
+        raise RunError(f"no {kind} was named; give the run folder of one, such as --model runs/coco-transformer-mle")
+    return Path(named)
+
+
+class _Models:
+    """The captioner and the retriever with their encoders."""
+
+    def __init__(self, model: str | Path | Sequence[str | Path] | None, retriever: str | Path | None) -> None:
+        device = accelerator() or "cpu"
+        several = [model] if model is None or isinstance(model, str | Path) else list(model)
+        self.folders = [find_model(one, "captioner") for one in several]
+        captioners = [load_captioner(folder).to(device) for folder in self.folders]
+        self.captioner: Decodable = captioners[0] if len(captioners) == 1 else Ensemble(captioners)
+        self.decoding = own_decoding(self.folders)
+        self.encoder = _open_encoder(captioners[0], self.folders[0])
+        self.retriever: Retriever | None = None
+        self._retriever_encoder = self.encoder
+        if retriever is not None:
+            folder = find_model(retriever, "retriever")
+            self.retriever = load_retriever(folder).to(device)
+            self.folders.append(folder)
+            if self.retriever.encoder != self.captioner.encoder:
+                self._retriever_encoder = _open_encoder(self.retriever, folder)
+
+    @property
+    def ranked_by(self) -> Literal["retriever", "captioner"]:
+        return "captioner" if self.retriever is None else "retriever"
+
+    def digest(self) -> list[str]:
+        """Identifies the weights and how plain captions are found."""
+        return [*map(model_digest, self.folders), digest_of(self.decoding.model_dump(mode="json"))]
+
+    def features(self, album: _Album, places: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Features of pictures for the captioner and for the retriever."""
+        encoders = [self.encoder, *([] if self._retriever_encoder is self.encoder else [self._retriever_encoder])]
+        side = max(encoder.size for encoder in encoders)
+        pictures = [album.open(place, side) for place in places]
+        found = [torch.from_numpy(encoder.encode([encoder.squeeze(one) for one in pictures])) for encoder in encoders]
+        found = [features.to(self.captioner.device) for features in found]
+        return found[0], found[-1]
+
+
+def _open_encoder(model: Model, folder: Path) -> ImageEncoder:
+    encoder = model.open_encoder(accelerator())
+    if encoder.identity != model.encoder:
+        raise StoreError(
+            f"{folder}: was trained on features of another {model.encoder.name}; install the version it used"
+        )
+    return encoder
+
+
+# --- blocks -----------------------------------------------------------------------------------------------------------
+
+
+def _blocks(groups: Sequence[list[int]]) -> Iterator[list[list[int]]]:
+    """Groups with at least `BLOCK` pictures in all; the last block may have fewer."""
+    block: list[list[int]] = []
+    for group in groups:
+        block.append(group)
+        if sum(map(len, block)) >= BLOCK:
+            yield block
+            block = []
+    if block:
+        yield block
+
+
+def _tell_block(
+    models: _Models,
+    album: _Album,
+    groups: Sequence[Sequence[int]],
+    unit: NDArray[np.float32],
+    settings: TellApartSettings,
+    given: Sequence[Sequence[str]],
+    first: int,
+) -> list[list[ToldPicture]]:
+    """Tell the pictures of some groups apart; the first of them has the number `first`."""
+    places = [place for group in groups for place in group]
+    at = {place: number for number, place in enumerate(places)}
+    features, retriever_features = models.features(album, places)
+    scorer = Scorer(models.captioner, features, models.retriever, retriever_features)
+    tasks = [
+        Task(at[place], tuple(at[other] for other in others_nearest_first(unit, group, place)))
+        for group in groups
+        for place in group
+    ]
+    found: list[ToldPicture] = []
+    # A picture like no other keeps its plain caption.
+    alone = settings.model_copy(update={"contrast": (), "guidance": (), "samples": 0})
+    numbers = [number for number, group in enumerate(groups, start=first) for _ in group]
+    for part in _parts(tasks):
+        own = settings if tasks[part[0]].others else alone
+        chosen = [tasks[row] for row in part]
+        candidates = propose(
+            models.captioner,
+            features,
+            chosen,
+            own,
+            models.decoding,
+            # Samples depend on the name of a picture, not on the other pictures.
+            numbers=[int(digest_of(album.ids[places[row]])[:8], 16) for row in part],
+            given=[given[places[row]] if tasks[row].others else [] for row in part],
+        )
+        for row, task, scored in zip(part, chosen, scorer.score(chosen, candidates, own), strict=True):
+            plain, best = scored[0].candidate, choose(scored, own).candidate if task.others else scored[0].candidate
+            plain_rank, rank = scorer.ranks(task, [plain.text, best.text])
+            found.append(
+                ToldPicture(
+                    id=album.ids[places[row]],
+                    group=numbers[row],
+                    caption=best.text,
+                    words=scorer.distinguishing_words(task, best.text, settings),
+                    rank=rank,
+                    plain=plain.text,
+                    plain_rank=plain_rank,
+                    of=1 + len(task.others),
+                    source=best.source,
+                )
+            )
+    rows = iter(found)
+    return [[next(rows) for _ in group] for group in groups]
+
+
+def _parts(tasks: Sequence[Task]) -> Iterator[range]:
+    """Rows of at most `BLOCK` tasks in a row, all with distractors or all without."""
+    start = 0
+    for row in range(1, len(tasks) + 1):
+        if row == len(tasks) or row - start == BLOCK or bool(tasks[row].others) != bool(tasks[start].others):
+            yield range(start, row)
+            start = row
+
+
+_PIECE = TypeAdapter(dict[Literal["groups"], list[list[ToldPicture]]])
+
+
+def _read_piece(path: Path) -> dict[str, Any]:
+    """A finished block."""
+    piece = read_json(path)
+    try:
+        _PIECE.validate_python(piece)
+    except ValidationError as error:
+        raise DataError(f"{path}: is damaged ({error.error_count()} mistakes)") from None
+    found: dict[str, Any] = piece
+    return found

@@ -1,0 +1,174 @@
+"""From pictures to captions that tell them apart: the function, the command, and mistakes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from tellapart import cli
+from tellapart.errors import DataError, RunError
+from tellapart.telling_apart import tell
+from tellapart.telling_apart.settings import TellApartSettings
+from tellapart.telling_apart.tell import ToldPicture, tell_apart
+
+Models = tuple[Path, Path]
+SETTINGS = TellApartSettings(threshold=0.85, samples=4, retrieval=2.0, likelihood=1.0)
+
+
+def command(monkeypatch: pytest.MonkeyPatch, *arguments: str | Path) -> int:
+    monkeypatch.setattr(sys, "argv", ["tellapart", "tell-apart", *map(str, arguments)])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    return int(caught.value.code or 0)
+
+
+def test_similar_pictures_are_told_apart(models: Models, photos: Path) -> None:
+    (photos / "broken.jpg").write_bytes(b"no picture")
+    skipped: list[DataError] = []
+    told = tell_apart([photos], *models, SETTINGS, on_skip=skipped.append)
+    assert told.groups[0] == [
+        ToldPicture(str(photos / "blue.png"), 1, "a blue house", ["blue"], 1, "a house", 2, 2, "beam"),
+        ToldPicture(str(photos / "red.png"), 1, "a red house", ["red"], 1, "a house", 2, 2, "beam"),
+    ]
+    (alone,) = told.groups[1]
+    assert (alone.caption, alone.rank, alone.of, alone.words, alone.group) == ("a house", 1, 1, [], 2)
+    assert told.ranked_by == "retriever"
+    assert [str(error) for error in skipped] == told.skipped
+    assert "broken.jpg: not a picture in a known format" in told.skipped[0]
+
+
+def test_without_a_retriever_the_captioner_ranks(models: Models, photos: Path) -> None:
+    told = tell_apart([photos / "red.png", photos / "blue.png"], models[0], settings=SETTINGS)
+    assert told.ranked_by == "captioner"
+    assert [(one.caption, one.rank) for one in told.pictures] == [("a red house", 1), ("a blue house", 1)]
+
+
+def test_images_of_pillow_and_repeated_files(models: Models, photos: Path) -> None:
+    red, blue = photos / "red.png", photos / "blue.png"
+    told = tell_apart([red, Image.open(blue), str(red)], [models[0], models[0]], settings=SETTINGS)
+    assert [(one.id, one.caption) for one in told.pictures] == [
+        (str(red), "a red house"),
+        ("picture 2", "a blue house"),
+    ]
+
+
+def test_blocks_and_large_groups_change_nothing(models: Models, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(5):
+        Image.new("RGB", (8, 8), (40 * number, 90, 200 - 40 * number)).save(photos / f"{number}.png")
+    for settings in (SETTINGS, SETTINGS.model_copy(update={"one_group": True})):
+        whole = tell_apart([photos], *models, settings)
+        assert settings.one_group == (len(whole.groups) == 1)
+        with monkeypatch.context() as patched:
+            patched.setattr(tell, "BLOCK", 2)
+            assert tell_apart([photos], *models, settings) == whole
+
+
+def test_an_interrupted_call_continues(models: Models, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Finished blocks are kept until the end, unless a picture has changed."""
+    monkeypatch.setattr(tell, "BLOCK", 1)
+    done: list[int] = []
+
+    def stop(count: int, of: int) -> None:
+        done.append(count)
+        if len(done) == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tell_apart([photos], *models, SETTINGS, on_progress=stop)
+    kept = list((photos.parent / "cache" / "tell-apart").rglob("*.json"))
+    assert len(kept) == 1
+    text = kept[0].read_text().replace("a blue house", "a house that was kept")
+    kept[0].write_text(text)
+    told = tell_apart([photos], *models, SETTINGS)
+    assert "a house that was kept" in [one.caption for one in told.pictures]
+    assert not list((photos.parent / "cache" / "tell-apart").rglob("*.json"))
+    assert "a blue house" in [one.caption for one in tell_apart([photos], *models, SETTINGS).pictures]
+
+
+def test_captions_of_anyone_take_part(models: Models, photos: Path, tmp_path: Path) -> None:
+    path = tmp_path / "captions.jsonl"
+    path.write_text('{"image": "red.png", "captions": ["A red, red house!"]}\n')
+    only = {"contrast": (), "samples": 0, "fluency": 0.0, "truth": 0.0, "likelihood": 0.0}
+    told = tell_apart([photos], *models, SETTINGS.model_copy(update=only), candidates=path)
+    assert [(one.caption, one.source, one.words) for one in told.groups[0]] == [
+        ("a blue house", "beam", ["blue"]),
+        ("A red, red house!", "given", ["red"]),
+    ]
+
+
+@pytest.mark.parametrize("images", [[], ["nowhere.jpg"]])
+def test_no_picture(models: Models, images: list[str]) -> None:
+    with pytest.raises(DataError, match="no image"):
+        tell_apart(images, *models)
+
+
+def test_no_model(photos: Path) -> None:
+    with pytest.raises(RunError, match="no captioner was named; give the run folder of one"):
+        tell_apart([photos])
+    with pytest.raises(DataError, match="give a list of images"):
+        tell_apart(str(photos))
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_prints_rows(
+    models: Models, photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (photos / "broken.jpg").write_bytes(b"")
+    options = ["--model", models[0], "--retriever", models[1], "--threshold", "0.85", "--set", "retrieval=2"]
+    assert command(monkeypatch, photos, *options) == 0
+    printed = capsys.readouterr()
+    rows = [json.loads(line) for line in printed.out.splitlines()]
+    assert [row["caption"] for row in rows] == ["a blue house", "a red house", "a house"]
+    assert "skipped: " in printed.err
+    assert "broken.jpg" in printed.err
+
+
+def test_the_command_writes_a_page_and_sidecars(
+    models: Models, photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = photos.parent / "page.html"
+    assert command(monkeypatch, photos, "--model", models[0], "--one-group", "--out", page, "--sidecars") == 0
+    assert "3 of 3 pictures are like others" in capsys.readouterr().out
+    assert page.read_text(encoding="utf-8").count("<figure") == 3
+    assert {path.name for path in photos.glob("*.xmp")} == {"red.xmp", "blue.xmp", "green.xmp"}
+    assert command(monkeypatch, photos, "--model", models[0], "--one-group", "--out", page, "--sidecars") == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--out", "page.txt"], "page.txt: the ending tells what is written"),
+        (["--out", "photos/red.png"], "red.png: the ending tells what is written"),
+        (["--one-group", "--group-size", "5"], "--one-group cannot be combined"),
+        (["--endpoint", "http://localhost:1/v1"], "--endpoint and --endpoint-model go together"),
+        (["--endpoint", "file:///etc/passwd", "--endpoint-model", "x"], "is not an address"),
+        (["--set", "truht=1"], "truht: there is no such key; did you mean 'truth'?"),
+        (["--threshold", "3"], "threshold: Input should be less than or equal to 1"),
+        (["--candidates", "nowhere.jsonl"], "nowhere.jsonl: this caption file does not exist"),
+        (["--retriever", "photos"], "no model is here"),
+        (["--sidecars"], "red.xmp: exists and was not written by tellapart"),
+    ],
+)
+def test_mistakes(
+    models: Models,
+    photos: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(photos.parent)
+    monkeypatch.setenv("COLUMNS", "200")
+    (photos / "red.xmp").write_text("<mine/>")
+    assert command(monkeypatch, "photos", "--model", models[0], *options) == 2
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert "Traceback" not in printed.err
+    assert (photos / "red.xmp").read_text() == "<mine/>"
+    assert {path.name for path in photos.iterdir()} == {"red.png", "blue.png", "green.jpg", "red.xmp"}
