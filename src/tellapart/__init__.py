@@ -19,6 +19,7 @@ _PUBLIC = {
     "Caption": "tellapart.decoding.search",
     "Captioner": "tellapart.captioners.base",
     "Comparison": "tellapart.evaluation.compare",
+    "Describer": "tellapart.describing",
     "Evaluation": "tellapart.evaluation.evaluate",
     "Objective": "tellapart.objectives.base",
     "Recipe": "tellapart.recipe",
