@@ -348,7 +348,7 @@ def export(
     card_notes: Annotated[Path | None, typer.Option(help="Markdown file to put at the end of the card.")] = None,
 ) -> None:
     """Make a small model folder to give away from a run, with a card: figures, recipe, terms, limits, failures."""
-    from tellapart.export import export as export_model
+    from tellapart.exporting import export as export_model
     from tellapart.weights import WEIGHT_TYPES
 
     kept = next((one for one in WEIGHT_TYPES if one == weights), None)

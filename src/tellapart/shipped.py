@@ -28,6 +28,11 @@ def shipped_model(kind: str) -> Path:
     return folder
 
 
+def is_shipped(named: str) -> bool:
+    """Whether this names a shipped model that is there."""
+    return named in SHIPPED and (shipped_models() / SHIPPED[named] / "model.json").is_file()
+
+
 def find_model(named: str | Path) -> Path:
     """A run or model folder as given, or the shipped model that `shipped` and `shipped/retriever` name."""
     kind = SHIPPED.get(str(named))

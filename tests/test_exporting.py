@@ -10,14 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from tellapart import cli, shipped
-from tellapart import export as export_module
+from tellapart import cli, exporting, shipped
 from tellapart.captioners.base import load_captioner
 from tellapart.captioning import caption
 from tellapart.errors import RunError
 from tellapart.evaluation.evaluate import evaluate
 from tellapart.evaluation.evaluate_retrieval import evaluate_retrieval
-from tellapart.export import Export, export
+from tellapart.exporting import Export, export
 from tellapart.models import model_digest
 from tellapart.retrievers.base import load_retriever
 from tellapart.run import Run
@@ -100,7 +99,7 @@ def test_the_card_has_no_gaps(captioner: Run, tmp_path: Path) -> None:
     assert "None" not in card
     rows = [json.loads(line) for line in (captioner.folder / "per_image.jsonl").read_text().splitlines()]
     worst = min(rows, key=lambda row: row["CIDEr"])
-    assert f"| {worst['caption']} | " in card
+    assert f"| {worst['caption'] or '(empty)'} | " in card
 
 
 def test_a_retriever(retriever: Run, tmp_path: Path) -> None:
@@ -127,8 +126,8 @@ def test_int8_is_chosen_by_what_it_changes(
         close = all(torch.equal(one.half(), two.half()) for one, two in whole)
         return [not close and place < changed for place in range(len(rows))]
 
-    monkeypatch.setattr(export_module, "_results", results)
-    assert export_module._choose(captioner, None) == expected
+    monkeypatch.setattr(exporting, "_results", results)
+    assert exporting._choose(captioner, None) == expected
 
 
 def test_a_run_without_figures(captioner: Run, tmp_path: Path) -> None:

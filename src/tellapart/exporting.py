@@ -245,12 +245,12 @@ def _failures(run: Run, kind: str) -> list[str]:
     judged = [
         row
         for row in read_models(run.folder / "per_image.jsonl", _Failure, "file of figures")
-        if row.CIDEr is not None and row.caption and row.id in people
+        if row.CIDEr is not None and not row.captions and row.id in people
     ]
     worst_rows = sorted(judged, key=lambda row: row.CIDEr or 0.0)[:FAILURES]
     lines = ["## Failures", "", "Captions of the test split with the lowest CIDEr:", ""]
     lines += ["| the model | a person |", "|---|---|"]
-    lines += [f"| {_cell(row.caption)} | {_cell(people[row.id])} |" for row in worst_rows]
+    lines += [f"| {_cell(row.caption) or '(empty)'} | {_cell(people[row.id])} |" for row in worst_rows]
     return [*lines, ""]
 
 
