@@ -386,9 +386,7 @@ def _build(
             "trained_on": f"{prepared.dataset.name} ({prepared.dataset.digest[:8]})",
             "seed": recipe.seed,
         }
-    frozen = {
-        role: role_model(upstreams[role], kind) for role, kind in recipe.needed_roles().items()
-    }
+    frozen = {role: role_model(upstreams[role], kind) for role, kind in recipe.needed_roles().items()}
     stores = _first_then_others(fabric, lambda: _stores_of_roles(recipe, prepared, frozen, on_progress))
     likely = None
     if _draws_ranked_captions(recipe):

@@ -28,6 +28,14 @@ class DataSettings(Section):
     store: StoreType = Field(
         "float16", description="how features are kept; int8 takes about half the disk", json_schema_extra=ADDED
     )
+    held_out: float | None = Field(
+        None,
+        gt=0,
+        le=0.4,
+        description="of a data set without a training split, such as a folder: share of the captioned pictures that "
+        "validates; the same share is the test split",
+        json_schema_extra=ADDED,
+    )
     prepared: str = Field("prepared", description="folder for rendered scenes and feature stores")
     max_skipped: float = Field(0.01, ge=0, le=1, description="fail if a larger share of the pictures cannot be read")
     normaliser: Literal["plain", "alphabetic"] = "plain"
