@@ -28,11 +28,11 @@ import torch
 from numpy.typing import NDArray
 
 from tellapart.captioners.base import load_captioner
-from tellapart.captioning import own_decoding
 from tellapart.data.images import load_image
 from tellapart.data.neighbours import nearest_images
 from tellapart.data.prepare import Prepared, prepare
 from tellapart.data.settings import DataSettings
+from tellapart.describing import own_decoding
 from tellapart.files import write_json
 from tellapart.metrics import evaluate, tokenize
 from tellapart.progress import ProgressLine

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-import types
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,8 @@ import pytest
 import torch
 from PIL import Image
 
-from tellapart import captioning, registry
+from support.pictures import WORDS, TinyEncoder, save_model, use_tiny_encoder
+from tellapart import captioning, shipped
 from tellapart.captioners.adaptive import AdaptiveAttention, AdaptiveAttentionSettings
 from tellapart.captioners.base import load_captioner
 from tellapart.captioning import caption, caption_split
@@ -23,45 +23,12 @@ from tellapart.decoding.settings import DecodingSettings
 from tellapart.encoders import open_encoder
 from tellapart.encoders.base import EncoderIdentity
 from tellapart.errors import DataError, RecipeError, RunError, StoreError
-from tellapart.models import write_model
 from tellapart.text import Vocabulary
-
-WORDS = ("a", "red", "blue", "house", "tree")
-
-
-class TinyEncoder:
-    """Colours of the four quarters of a picture."""
-
-    concurrency = 1
-    size = 4
-    identity = EncoderIdentity("tiny", "0", "quarters", regions=4, width=3)
-
-    def __init__(self, name: str = "tiny", threads: int | None = None, device: str | None = None) -> None:
-        assert name == "tiny"
-
-    def squeeze(self, image: Image.Image) -> Image.Image:
-        return image.resize((2, 2))
-
-    def encode(self, images: list[Image.Image]) -> np.ndarray:
-        return np.stack([np.asarray(image, dtype=np.float32).reshape(4, 3) / 255 for image in images])
-
-
-def save_model(folder: Path, identity: EncoderIdentity) -> Path:
-    """A model that has learnt nothing, but looks at its picture."""
-    torch.manual_seed(3)
-    settings = AdaptiveAttentionSettings(hidden=6, embedding=4, attention=3, dropout=0.5)
-    model = AdaptiveAttention(settings, Vocabulary(WORDS), identity)
-    folder.mkdir()
-    write_model(model, folder)
-    return folder
 
 
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    module = types.ModuleType("tiny_encoder_of_the_tests")
-    module.TinyEncoder = TinyEncoder  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    monkeypatch.setitem(registry.TABLE["encoder"], "tiny", f"{module.__name__}:TinyEncoder")
+    use_tiny_encoder(monkeypatch)
     return save_model(tmp_path / "model", TinyEncoder.identity)
 
 
@@ -199,6 +166,129 @@ def test_the_command_fails_when_nothing_was_captioned(
     assert printed.out == ""
     assert "nowhere.jpg: this picture does not exist" in printed.err
     assert printed.err.endswith("tellapart: no image could be read\n")
+
+
+# --- the shipped model ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def ships(model: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The tiny model as the shipped captioner."""
+    folder = model.parent / "shipped"
+    folder.mkdir()
+    model.rename(folder / "captioner")
+    monkeypatch.setattr(shipped, "shipped_models", lambda: folder)
+    return folder / "captioner"
+
+
+def test_without_a_model_the_shipped_one_is_used(
+    ships: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(monkeypatch, pictures / "a.jpg") == 0
+    row = json.loads(capsys.readouterr().out)
+    assert [row] == caption([pictures / "a.jpg"]) == caption([pictures / "a.jpg"], ships)
+
+
+def test_when_no_model_is_shipped(
+    pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(shipped, "shipped_models", lambda: tmp_path / "none")
+    assert run(monkeypatch, pictures / "a.jpg") == 2
+    told = capsys.readouterr().err
+    assert "no captioner comes with this copy of tellapart; install it again, or train a captioner" in told
+
+
+def test_the_decoding_of_an_exported_model(model: Path, pictures: Path) -> None:
+    description = json.loads((model / "model.json").read_text(encoding="utf-8"))
+    description["decoding"] = {"beam": 1, "max_words": 2}
+    (model / "model.json").write_text(json.dumps(description), encoding="utf-8")
+    assert all(len(row["caption"].split()) <= 2 for row in caption([pictures], model))
+    description["decoding"] = {"beam": 0}
+    (model / "model.json").write_text(json.dumps(description), encoding="utf-8")
+    with pytest.raises(RecipeError, match=r"decoding\.beam"):
+        caption([pictures], model)
+
+
+def test_a_line_for_each_picture_on_a_terminal(
+    model: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = {row["id"]: row["caption"] for row in caption([pictures], model)}
+    monkeypatch.chdir(pictures)
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    assert run(monkeypatch, "a.jpg", "inner/c.webp", "--model", model) == 0
+    printed = capsys.readouterr()
+    names = {"a.jpg       ": "a.jpg", "inner/c.webp": "inner/c.webp"}
+    expected = [f"{shown}  {said[str(pictures / name)]}" for shown, name in names.items()]
+    assert printed.out.splitlines() == expected
+    assert "captioning" not in printed.err, "the lines show the progress"
+
+
+# --- many pictures ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Seven pictures, the fourth broken, in blocks of two."""
+    monkeypatch.setattr(captioning, "BLOCK", 2)
+    folder = tmp_path / "many"
+    folder.mkdir()
+    rng = np.random.default_rng(5)
+    for number in range(7):
+        Image.fromarray(rng.integers(0, 256, (8, 8, 3), dtype=np.uint8)).save(folder / f"{number}.png")
+    (folder / "3.png").write_bytes(b"no picture")
+    return folder
+
+
+def test_an_interrupted_call_continues(
+    model: Path, many: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = caption([many], model, on_skip=lambda _: None)
+    out, decoded = tmp_path / "rows" / "captions.jsonl", []
+    decode = captioning.decode
+
+    def stop_at_third(*arguments: object) -> object:
+        decoded.append(len(arguments))
+        if len(decoded) == 3:
+            raise KeyboardInterrupt
+        return decode(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(captioning, "decode", stop_at_third)
+    assert run(monkeypatch, many, "--model", model, "--out", out) == 130
+    assert "the same command continues" in capsys.readouterr().err
+    assert not out.exists()
+    (unfinished,) = out.parent.iterdir()
+    assert sorted(path.name for path in unfinished.iterdir()) == ["images-000000000.json", "images-000000002.json"]
+    assert run(monkeypatch, many, "--model", model, "--out", out) == 0
+    assert len(decoded) == 3 + 2, "only the blocks that were missing"
+    assert [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()] == whole
+    assert list(out.parent.iterdir()) == [out]
+    assert "3.png: not a picture" in capsys.readouterr().err, "also of a block that was found"
+
+
+def test_pieces_of_other_pictures_are_not_used(model: Path, many: Path, tmp_path: Path) -> None:
+    out = tmp_path / "captions.jsonl"
+    count = captioning.caption_to_file([many], out, model, on_skip=lambda _: None)
+    assert count == 6
+    first = out.read_text(encoding="utf-8")
+    Image.new("RGB", (8, 8), "red").save(many / "0.png")
+    assert captioning.caption_to_file([many], out, model, on_skip=lambda _: None) == 6
+    assert out.read_text(encoding="utf-8") != first
+    with pytest.raises(DataError, match=r"3\.png: not a picture"):
+        captioning.caption_to_file([many], out, model)
+
+
+def test_blocks_come_one_after_the_other(model: Path, many: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No more than one block is read ahead of the one that is given."""
+    opened: list[str] = []
+    load = captioning.load_image
+    monkeypatch.setattr(captioning, "load_image", lambda path, **o: (opened.append(path.name), load(path, **o))[1])
+    blocks = captioning.caption_blocks([many], model)
+    first = next(blocks)
+    assert (first.done, first.images, len(first.rows)) == (2, 7, 2)
+    assert len(opened) <= 4
+    rest = list(blocks)
+    assert [len(block.rows) for block in rest] == [1, 2, 1]
+    assert len(rest[0].skipped) == 1
 
 
 # --- outputs --------------------------------------------------------------------------------------------------------

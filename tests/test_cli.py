@@ -20,7 +20,7 @@ RECIPES = recipes_folder()
 VERBS = (
     "add-encoder",
     *("demo", "prepare", "inspect", "train", "caption", "evaluate", "evaluate-retrieval", "self-retrieval", "compare"),
-    *("study", "recipes", "tell-apart"),
+    *("study", "recipes", "export", "score", "tell-apart"),
 )
 HEAVY = ("torch", "numpy", "PIL", "pydantic", "yaml", "onnxruntime", "matplotlib")
 
@@ -100,7 +100,15 @@ def test_the_verbs_are_these() -> None:
 
 
 def test_usage_errors(run: Run) -> None:
-    for arguments in (["fly"], ["train"], ["caption", "a.jpg"], ["demo", "--nothing"], ["caption", "a", "--beam", "0"]):
+    for arguments in (
+        ["fly"],
+        ["train"],
+        ["caption"],
+        ["score", "a.jpg"],
+        ["export", "run"],
+        ["demo", "--nothing"],
+        ["caption", "a", "--beam", "0"],
+    ):
         result = run(*arguments)
         assert result.status == 2, arguments
         assert "Usage: tellapart" in result.err

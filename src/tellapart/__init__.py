@@ -4,6 +4,8 @@ The public names below are imported on first use, so that `import tellapart` and
 
 Example:
     >>> import tellapart
+    >>> print(tellapart.load().caption("photo.jpg"))                     # doctest: +SKIP
+    a giraffe standing next to a tree
     >>> run = tellapart.train("recipes/scenes/adaptive-cl.yaml")         # doctest: +SKIP
     >>> tellapart.caption(["photo.jpg"], model=run.folder)               # doctest: +SKIP
 """
@@ -19,7 +21,9 @@ _PUBLIC = {
     "Caption": "tellapart.decoding.search",
     "Captioner": "tellapart.captioners.base",
     "Comparison": "tellapart.evaluation.compare",
+    "Describer": "tellapart.describing",
     "Evaluation": "tellapart.evaluation.evaluate",
+    "MomentumBank": "tellapart.objectives.memory",
     "Objective": "tellapart.objectives.base",
     "Recipe": "tellapart.recipe",
     "RetrievalEvaluation": "tellapart.evaluation.evaluate_retrieval",
@@ -31,12 +35,16 @@ _PUBLIC = {
     "compare": "tellapart.evaluation.compare",
     "compare_retrieval": "tellapart.evaluation.evaluate_retrieval",
     "contrastive_loss": "tellapart.objectives.contrastive",
-    "evaluate_retrieval": "tellapart.evaluation.evaluate_retrieval",
+    "dcl_loss": "tellapart.objectives.diversity_contrast",
     "evaluate": "tellapart.evaluation.evaluate",
     "evaluate_people": "tellapart.evaluation.evaluate",
+    "evaluate_retrieval": "tellapart.evaluation.evaluate_retrieval",
+    "export": "tellapart.exporting",
+    "load": "tellapart.describing",
     "load_captioner": "tellapart.captioners.base",
     "load_retriever": "tellapart.retrievers.base",
     "open_run": "tellapart.run",
+    "pairwise_loss": "tellapart.objectives.pairwise",
     "prepare": "tellapart.data.prepare",
     "run_study": "tellapart.studies.run",
     "tell_apart": "tellapart.telling_apart.tell",
@@ -49,6 +57,8 @@ __all__ = ["__version__", *sorted(_PUBLIC)]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "metrics":  # a package of pure functions: tellapart.metrics.evaluate(…)
+        return import_module("tellapart.metrics")
     if name in _PUBLIC:
         return getattr(import_module(_PUBLIC[name]), name)
     raise AttributeError(f"module 'tellapart' has no attribute '{name}'")

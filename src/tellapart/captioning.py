@@ -2,34 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from PIL import Image
 
-from tellapart.captioners.base import Captioner, load_captioner
 from tellapart.data.coco_ids import coco_ids, server_results
 from tellapart.data.images import load_image
+from tellapart.data.pictures import stamp_of
 from tellapart.data.prepare import open_dataset, prepare
+from tellapart.data.read_ahead import ReadAhead
 from tellapart.data.readers import read_folder
 from tellapart.data.records import Record
 from tellapart.data.settings import DataSettings
 from tellapart.decoding.base import Caption, Decodable
-from tellapart.decoding.ensemble import Ensemble
 from tellapart.decoding.search import BLOCK, decode, decode_store
 from tellapart.decoding.settings import DecodingSettings
-from tellapart.encoders.base import accelerator
-from tellapart.errors import DataError, RecipeError, StoreError
-from tellapart.files import check_folder, digest_of, is_utf8
-from tellapart.recipe import Recipe
+from tellapart.describing import Describer, Models, own_decoding, was_mirrored
+from tellapart.errors import DataError, RecipeError
+from tellapart.files import Pieces, Stored, check_folder, digest_of, is_utf8, new_file, read_model
+from tellapart.models import model_digest
+
+
+@dataclass(frozen=True)
+class Block:
+    """Captions of a few images.
+
+    Attributes:
+        rows: with `id` (the path), `caption`, `log_prob`, `ended`; best first if an image has several.
+        skipped: the errors of the images that cannot be read.
+        done: the number of images until now.
+        images: the number of all images.
+    """
+
+    rows: list[dict[str, Any]]
+    skipped: list[str]
+    done: int
+    images: int
 
 
 def caption(
     images: Sequence[str | Path],
-    model: str | Path | Sequence[str | Path],
+    model: Models = "shipped",
     decoding: DecodingSettings | None = None,
     on_skip: Callable[[DataError], None] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
@@ -42,7 +60,8 @@ def caption(
 
     Args:
         images: image files, or folders of them.
-        model: a run folder or a model folder; a list of them is an ensemble (mean of the word probabilities).
+        model: a run folder or a model folder; a list of them is an ensemble (mean of the word probabilities). By
+            default the shipped captioner.
         decoding: how to generate captions; by default as in the recipe of the (first) run.
         on_skip: called with the error of each image that cannot be read; by default the error is raised.
         on_progress: called with the numbers of images done and of all images.
@@ -55,59 +74,192 @@ def caption(
         >>> tellapart.caption(["dog.jpg"], model="demo/runs/scenes-cl-1a2b3c4d")      # doctest: +SKIP
         [{'id': 'dog.jpg', 'caption': 'a dog ...', 'log_prob': -8.1, 'ended': True}]
     """
-    paths = expand_images(images)
-    if overlay is not None:
-        _check_overlays(Path(overlay), paths)
-    decoding = decoding or own_decoding(model)
+    coco_id_of: dict[str, int] = {}
     if server:
-        _check_one_caption(decoding)
+        _check_one_caption(decoding or own_decoding(model))
+        paths = expand_images(images)
         ids = coco_ids([Record(str(path), path.as_posix(), "test", ()) for path in paths])
         coco_id_of = dict(zip(map(str, paths), ids, strict=True))
-    captioners = _open(model)
-    captioner = _ensemble(captioners)
-    encoder = captioners[0].open_encoder(accelerator())
-    if encoder.identity != captioner.encoder:
-        first = model if isinstance(model, str | Path) else next(iter(model))
-        raise StoreError(
-            f"{first}: was trained on features of another {captioner.encoder.name}; install the version it used"
-        )
     rows: list[dict[str, Any]] = []
-    captioned = 0
-    for start in range(0, len(paths), BLOCK):
-        readable: list[Path] = []
-        pictures: list[Image.Image] = []
-        for path in paths[start : start + BLOCK]:
-            try:
-                _check_name(path)
-                pictures.append(encoder.squeeze(load_image(path, at_least=encoder.size)))
-                readable.append(path)
-            except DataError as error:
-                if on_skip is None:
-                    raise
-                on_skip(error)
-        if pictures:
-            features = torch.from_numpy(encoder.encode(pictures)).to(captioner.device)
-            # Samples depend on the path of an image, not on the other images.
-            numbers = [int(digest_of(str(path))[:8], 16) for path in readable]
-            captions = decode(captioner, features, decoding, numbers)
-            rows += [
-                {"id": str(path), **asdict(one)}
-                for path, several in zip(readable, captions, strict=True)
-                for one in several
-            ]
-            if overlay is not None:
-                _write_overlays(captioner, features, readable, captions, Path(overlay), first=captioned + 1)
-            captioned += len(readable)
+    for block in caption_blocks(images, model, decoding, overlay):
+        for error in block.skipped:
+            if on_skip is None:
+                raise DataError(error)
+            on_skip(DataError(error))
+        rows += block.rows
         if on_progress is not None:
-            on_progress(min(start + BLOCK, len(paths)), len(paths))
+            on_progress(block.done, block.images)
     if server:
         return server_results([coco_id_of[row["id"]] for row in rows], [row["caption"] for row in rows])
     return rows
 
 
+def caption_blocks(
+    images: Sequence[str | Path],
+    model: Models = "shipped",
+    decoding: DecodingSettings | None = None,
+    overlay: str | Path | None = None,
+) -> Iterator[Block]:
+    """As `caption`, a block of images after the other: the memory does not grow with their number.
+
+    Example:
+        >>> for block in caption_blocks(["holiday/"]):                                # doctest: +SKIP
+        ...     print(block.rows[0]["caption"])
+    """
+    paths = expand_images(images)
+    describer = Describer(model)
+    return _blocks(paths, describer, decoding or describer.decoding, overlay, None)
+
+
+def caption_to_file(
+    images: Sequence[str | Path],
+    out: Path,
+    model: Models = "shipped",
+    decoding: DecodingSettings | None = None,
+    on_skip: Callable[[DataError], None] | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+    overlay: str | Path | None = None,
+) -> int:
+    """As `caption`, into a file (JSONL), for any number of images; gives the number of rows.
+
+    Finished blocks are kept in a folder beside the file until all are there. An interrupted call continues, if images,
+    models and settings are the same. Without any row the file is not written.
+
+    Args:
+        images, model, decoding, on_progress, overlay: as for `caption`.
+        out: the file; one that is there is replaced.
+        on_skip: called with the error of each image that cannot be read; by default the error is raised.
+    """
+    paths = expand_images(images)
+    describer = Describer(model)
+    decoding = decoding or describer.decoding
+    stamps = [[ascii(str(path)), *stamp_of(path)] for path in paths]  # a name may be no UTF-8 text
+    made_from = [
+        [model_digest(one) for one in describer.models],
+        decoding.model_dump(mode="json"),
+        stamps,
+        str(overlay),
+    ]
+    pieces = Pieces(out.with_name(f"{out.stem}-unfinished-{digest_of(made_from)[:16]}"))
+    count = 0
+    for block in _blocks(paths, describer, decoding, overlay, pieces):
+        for error in block.skipped:
+            if on_skip is None:
+                raise DataError(error)
+            on_skip(DataError(error))
+        count += len(block.rows)
+        if on_progress is not None:
+            on_progress(block.done, block.images)
+    if count:
+        with new_file(out) as temporary, open(temporary, "w", encoding="utf-8") as handle:
+            for start in range(0, len(paths), BLOCK):
+                piece = pieces.find(_piece_name(start), _read_piece) or {"rows": []}
+                handle.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in piece["rows"])
+    pieces.remove()
+    return count
+
+
+class _Row(Stored):
+    """A row of captions."""
+
+    id: str
+    caption: str
+    log_prob: float
+    ended: bool
+
+
+class _Piece(Stored):
+    """`images-N.json`: captions of a block of images."""
+
+    rows: list[_Row]
+    skipped: list[str]
+
+
+def _read_piece(path: Path) -> dict[str, Any]:
+    return read_model(path, _Piece, "piece of unfinished captions").model_dump()
+
+
+def _piece_name(start: int) -> str:
+    return f"images-{start:09d}"
+
+
+@dataclass(frozen=True)
+class _Readable:
+    """The readable images of a block: their numbers from 1, paths and features, and the errors of the others."""
+
+    numbers: list[int]
+    paths: list[Path]
+    features: torch.Tensor | None
+    skipped: list[str]
+
+
+def _blocks(
+    paths: Sequence[Path],
+    describer: Describer,
+    decoding: DecodingSettings,
+    overlay: str | Path | None,
+    pieces: Pieces | None,
+) -> Iterator[Block]:
+    """Caption images block by block; the next one is read and encoded while this one is captioned."""
+    if overlay is not None:
+        _check_overlays(Path(overlay), paths)
+    starts = range(0, len(paths), BLOCK)
+    missing = [start for start in starts if pieces is None or pieces.find(_piece_name(start), _read_piece) is None]
+    _ = describer.encoder  # opened here: an error in a thread would come late
+    with ReadAhead(lambda place: _read(describer, paths, missing[place]), 0, len(missing)) as ahead:
+        taken = 0
+        for start in starts:
+            if taken < len(missing) and missing[taken] == start:
+                read = ahead.take(taken)
+                taken += 1
+                piece: dict[str, Any] = {"rows": _caption_read(describer, read, decoding, overlay)}
+                piece["skipped"] = read.skipped
+                if pieces is not None:
+                    pieces.keep(_piece_name(start), piece)
+            else:
+                assert pieces is not None
+                piece = pieces.find(_piece_name(start), _read_piece) or {"rows": [], "skipped": []}
+            yield Block(piece["rows"], piece["skipped"], min(start + BLOCK, len(paths)), len(paths))
+
+
+def _read(describer: Describer, paths: Sequence[Path], start: int) -> _Readable:
+    """Read and encode a block of images."""
+    encoder = describer.encoder
+    numbers: list[int] = []
+    pictures: list[Image.Image] = []
+    skipped: list[str] = []
+    for number, path in enumerate(paths[start : start + BLOCK], start=start + 1):
+        try:
+            _check_name(path)
+            pictures.append(encoder.squeeze(load_image(path, at_least=encoder.size)))
+            numbers.append(number)
+        except DataError as error:
+            skipped.append(str(error))
+    features = torch.from_numpy(encoder.encode(pictures)) if pictures else None
+    return _Readable(numbers, [paths[number - 1] for number in numbers], features, skipped)
+
+
+def _caption_read(
+    describer: Describer, read: _Readable, decoding: DecodingSettings, overlay: str | Path | None
+) -> list[dict[str, Any]]:
+    """The rows of a block of images."""
+    if read.features is None:
+        return []
+    captioner = describer.captioner
+    features = read.features.to(captioner.device)
+    # Samples depend on the path of an image, not on the other images.
+    seeds = [int(digest_of(str(path))[:8], 16) for path in read.paths]
+    captions = decode(captioner, features, decoding, seeds)
+    if overlay is not None:
+        _write_overlays(captioner, features, read, captions, Path(overlay))
+    return [
+        {"id": str(path), **asdict(one)} for path, several in zip(read.paths, captions, strict=True) for one in several
+    ]
+
+
 def caption_split(
     data: str,
-    model: str | Path | Sequence[str | Path],
+    model: Models = "shipped",
     split: str = "test",
     decoding: DecodingSettings | None = None,
     on_progress: Callable[[int, int], None] | None = None,
@@ -131,14 +283,13 @@ def caption_split(
     Example:
         >>> rows = caption_split("dataset_flickr8k.json", ["runs/a", "runs/b"])    # doctest: +SKIP
     """
-    decoding = decoding or own_decoding(model)
-    captioner = _ensemble(_open(model))
-    recipe = _own_recipe(model)
+    describer = Describer(model)
+    decoding, captioner = decoding or describer.decoding, describer.captioner
     settings = DataSettings(
         source=data,
         encoder=captioner.encoder.name,
         prepared=str(prepared),
-        mirrored=recipe is not None and recipe.data.mirrored,
+        mirrored=was_mirrored(describer.models[0]),
     )
     if server:  # the check below tells how many cannot be read
         settings = settings.model_copy(update={"max_skipped": 1.0})
@@ -174,27 +325,6 @@ def _check_one_caption(decoding: DecodingSettings) -> None:
         )
 
 
-def own_decoding(model: str | Path | Sequence[str | Path]) -> DecodingSettings:
-    """The decoding settings of a run's recipe (the first of several); the defaults for a model folder."""
-    recipe = _own_recipe(model)
-    return DecodingSettings() if recipe is None else recipe.decoding
-
-
-def _own_recipe(model: str | Path | Sequence[str | Path]) -> Recipe | None:
-    """The recipe of a run (the first of several); `None` for a model folder."""
-    first = Path(model if isinstance(model, str | Path) else next(iter(model)))
-    return Recipe.load(first) if (first / "recipe.yaml").exists() else None
-
-
-def _open(model: str | Path | Sequence[str | Path]) -> list[Captioner]:
-    folders = [model] if isinstance(model, str | Path) else list(model)
-    return [load_captioner(Path(folder)).to(accelerator() or "cpu") for folder in folders]
-
-
-def _ensemble(captioners: Sequence[Captioner]) -> Decodable:
-    return captioners[0] if len(captioners) == 1 else Ensemble(captioners)
-
-
 def _check_overlays(folder: Path, paths: Sequence[Path]) -> None:
     """Raise unless the overlays of these images can be written into the folder."""
     from tellapart.decoding.overlay import check_overlay_folder
@@ -210,19 +340,18 @@ def _check_overlays(folder: Path, paths: Sequence[Path]) -> None:
 def _write_overlays(
     captioner: Decodable,
     features: torch.Tensor,
-    paths: Sequence[Path],
+    read: _Readable,
     captions: Sequence[Sequence[Caption]],
     folder: Path,
-    first: int,
 ) -> None:
     """Write attention maps of every caption; the second and later ones of an image have `-2`, `-3` in their name."""
     from tellapart.decoding.overlay import SIDE, attention_maps, write_overlays
 
-    for place, path in enumerate(paths):
+    for place, (image, path) in enumerate(zip(read.numbers, read.paths, strict=True)):
         picture = load_image(path, at_least=SIDE)
         maps = attention_maps(captioner, features[place], [one.caption for one in captions[place]])
         for number, words in enumerate(maps, start=1):
-            name = f"{first + place:04d}-{path.stem}" + (f"-{number}" if number > 1 else "")
+            name = f"{image:04d}-{path.stem}" + (f"-{number}" if number > 1 else "")
             write_overlays(picture, words, folder / name)
 
 

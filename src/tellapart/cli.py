@@ -6,8 +6,9 @@ import io
 import json
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -39,6 +40,10 @@ JudgeOption = Annotated[
 ListenerOption = Annotated[
     Path | None,
     typer.Option(help="A run that ranks them too: a retriever's (or captioner's) that had no part in any training."),
+]
+ModelOption = Annotated[
+    list[Path] | None,
+    typer.Option(help="A run or model folder; repeat to ensemble models. By default the model that is shipped."),
 ]
 LimitOption = Annotated[
     int | None,
@@ -171,8 +176,8 @@ def train(
 
 @app.command()
 def caption(
-    model: Annotated[list[Path], typer.Option(help="A run or model folder; repeat to ensemble models.")],
     images: Annotated[list[Path] | None, typer.Argument(help="Images, or folders of images.")] = None,
+    model: ModelOption = None,
     data: Annotated[str | None, typer.Option(help="Caption the --split of this data set instead.")] = None,
     split: Annotated[str, typer.Option(help="Split of --data.")] = "test",
     out: Annotated[
@@ -194,13 +199,15 @@ def caption(
     ] = None,
     overlay: Annotated[Path | None, typer.Option(help="Folder for attention maps over the images.")] = None,
 ) -> None:
-    """Caption images: one JSON row for each caption, with id, caption, log_prob and ended.
+    """Caption images. On a terminal: a line for each; in a pipe or with --out: JSON rows.
 
-    Options that are not given are as in the recipe of the (first) run.
+    A row has id, caption, log_prob and ended. Options that are not given are as in the recipe of the (first) model.
+    With --out an interrupted call continues.
     """
     from tellapart.captioning import caption as caption_images
-    from tellapart.captioning import caption_split, is_server_file, own_decoding
+    from tellapart.captioning import caption_blocks, caption_split, caption_to_file, is_server_file
     from tellapart.decoding.settings import DecodingSettings
+    from tellapart.describing import own_decoding
     from tellapart.errors import DataError
     from tellapart.files import check_output, write_json, write_jsonl
     from tellapart.progress import ProgressLine
@@ -222,27 +229,145 @@ def caption(
         "top_p": top_p,
     }
     chosen = {key: value for key, value in given.items() if value is not None}
-    settings = DecodingSettings.parse({**own_decoding(model).model_dump(), **chosen}, set_ or [])
-    skipped: list[DataError] = []
+    models: list[Path] = model or [Path("shipped")]
+    settings = DecodingSettings.parse({**own_decoding(models).model_dump(), **chosen}, set_ or [])
     line = ProgressLine("captioning", " images")
+    skipped, captioned = 0, 0
+
+    def skip(error: object) -> None:
+        nonlocal skipped
+        skipped += 1
+        close_bars()
+        print(f"skipped: {error}", file=sys.stderr)
+
     if data is not None:
-        rows = caption_split(data, model, split, settings, line.update, server=server)
+        rows = caption_split(data, models, split, settings, line.update, server=server)
+        captioned = len(rows)
+        if out is None:
+            _print_captions(rows)
+        elif server:
+            write_json(out, rows)
+        else:
+            write_jsonl(out, rows)
+    elif out is None:
+        for block in caption_blocks(images or [], models, settings, overlay):
+            for error in block.skipped:
+                skip(error)
+            _print_captions(block.rows)
+            captioned += len(block.rows)
+            if not sys.stdout.isatty():  # there the captions show the progress
+                line.update(block.done, block.images)
+    elif server:
+        rows = caption_images(images or [], models, settings, skip, line.update, overlay, server)
+        captioned = len(rows)
+        if rows:
+            write_json(out, rows)
+        if skipped:
+            missing = f"{skipped} of {skipped + len(rows)} images"
+            print(f"{out}: has no captions of {missing}; COCO's server takes only complete results", file=sys.stderr)
     else:
-        rows = caption_images(images or [], model, settings, skipped.append, line.update, overlay, server)
+        captioned = caption_to_file(images or [], out, models, settings, skip, line.update, overlay)
+    if not captioned:
+        raise DataError("no image could be read")
+    if skipped and len(images or []) + skipped > 2:
+        print(f"{skipped:,} images could not be read; the messages above name them", file=sys.stderr)
+
+
+def _print_captions(rows: Sequence[dict[str, Any]]) -> None:
+    """Rows of captions for people on a terminal, else as JSON."""
+    if not sys.stdout.isatty():
+        for row in rows:
+            print(_json_line(row), flush=True)
+        return
+    width = min(40, max((len(row["id"]) for row in rows), default=0))
+    for row in rows:
+        print(f"{row['id']:<{width}}  {row['caption']}", flush=True)
+
+
+@app.command()
+def score(
+    images: Annotated[list[Path], typer.Argument(help="Images, or folders of images.")],
+    caption: Annotated[str, typer.Option(help="The caption to score.")],
+    model: ModelOption = None,
+    retriever: Annotated[
+        Path | None,
+        typer.Option(help="Rank by this retriever's similarity instead: a run or model folder, or shipped/retriever."),
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="File for the rows (JSONL); by default they are printed.")] = None,
+) -> None:
+    """Score a caption: which of these images does it fetch, and what does each of its words add?
+
+    For one image a line for each word: ln p(word), and how much of it is due to the picture. For several images their
+    order, the best first.
+    """
+    from tellapart.errors import DataError
+    from tellapart.files import check_output, write_jsonl
+    from tellapart.progress import ProgressLine
+    from tellapart.scoring import score_images
+
+    if retriever is not None and model is not None:
+        raise typer.BadParameter("--retriever ranks the images alone; leave --model out")
+    key = "log_prob" if retriever is None else "similarity"
+    if out is not None:
+        check_output(out, "rank", "id", key, inputs=images)
+    line = ProgressLine("scoring", " images")
+    skipped: list[DataError] = []
+    rows = score_images(images, caption, model or "shipped", retriever, skipped.append, line.update)
+    close_bars()
     for error in skipped:
         print(f"skipped: {error}", file=sys.stderr)
     if not rows:
         raise DataError("no image could be read")
-    if out is None:
+    if out is not None:
+        write_jsonl(out, rows)
+    elif not sys.stdout.isatty():
         for row in rows:
             print(_json_line(row))
-    elif server:
-        write_json(out, rows)
-        if skipped:
-            missing = f"{len(skipped)} of {len(skipped) + len(rows)} images"
-            print(f"{out}: has no captions of {missing}; COCO's server takes only complete results", file=sys.stderr)
     else:
-        write_jsonl(out, rows)
+        _print_scores(rows, key)
+
+
+def _print_scores(rows: Sequence[dict[str, Any]], key: str) -> None:
+    """Scores for people: the words of one image, or the order of several."""
+    from tellapart.terminal import print_table
+
+    if len(rows) > 1 or key == "similarity":
+        adds = [] if key == "similarity" else ["picture_adds"]
+        print_table(["rank", "image", key, *adds], [[row[name] for name in ("rank", "id", key, *adds)] for row in rows])
+        return
+    (row,) = rows
+    words = [[one["word"] + ("" if one["known"] else " (unknown)"), *_figures(one)] for one in row["words"]]
+    print_table(["word", "ln p", "picture adds"], [*words, ["all", *_figures(row)]], title=row["id"])
+
+
+def _figures(row: dict[str, Any]) -> list[str]:
+    return [f"{row['log_prob']:.2f}", f"{row['picture_adds']:+.2f}"]
+
+
+@app.command()
+def export(
+    run: Annotated[Path, typer.Argument(help="A run folder whose test split was evaluated.")],
+    to: Annotated[Path, typer.Option(help="Folder for the model: a new one, or a model folder, which is replaced.")],
+    weights: Annotated[
+        str | None,
+        typer.Option(
+            help="How they are kept: float32, float16 or int8. By default int8 if it leaves 99 % of the captions "
+            "unchanged, else float16."
+        ),
+    ] = None,
+    card_notes: Annotated[Path | None, typer.Option(help="Markdown file to put at the end of the card.")] = None,
+) -> None:
+    """Make a small model folder to give away from a run, with a card: figures, recipe, terms, limits, failures."""
+    from tellapart.exporting import export as export_model
+    from tellapart.weights import WEIGHT_TYPES
+
+    kept = next((one for one in WEIGHT_TYPES if one == weights), None)
+    if weights is not None and kept is None:
+        raise TellapartError(f"--weights: '{weights}' is not a way to keep weights; give {', '.join(WEIGHT_TYPES)}")
+    made = export_model(run, to, kept, card_notes)
+    what = "captions" if made.kind == "captioner" else "first pictures"
+    print(f"{made.folder}: {made.kind}, {made.weights}, {made.bytes / 1e6:.1f} MB")
+    print(f"{made.same:.1%} of the {what} of {made.pictures:,} pictures are as in the run")
 
 
 @app.command("tell-apart")
@@ -718,6 +843,9 @@ def main() -> None:
     except TellapartError as error:
         _print_error(str(error))
         sys.exit(2)
+    except BrokenPipeError:  # such as `tellapart caption … | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except OSError as error:
         _print_error(f"{error.filename or 'a file'}: {error.strerror or error}")
         sys.exit(2)
@@ -735,7 +863,9 @@ def main() -> None:
         sys.exit(2)
     except SystemExit as done:
         if done.code == INTERRUPTED:
-            _print_error("stopped; finished parts of a training or encoding are kept, the same command continues")
+            _print_error(
+                "stopped; finished parts of work that goes to a file or folder are kept, the same command continues"
+            )
         raise
 
 

@@ -4,7 +4,8 @@ A model folder holds `model.safetensors`, `model.json` (what to build), `vocabul
 The key `captioner` or `retriever` of `model.json` says which kind of model it is. Models from Hugging Face keep their
 configuration, tokenizer and vision tower in a subfolder `huggingface`.
 
-A model folder needs no other file to caption or rank images. Loading one never unpickles anything.
+A model folder needs no other file to caption or rank images. Loading one never unpickles anything. Its weights may be
+kept in fewer bytes (`tellapart.weights`); the model that is loaded always has float32 weights.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -40,7 +41,9 @@ from tellapart.files import (
     write_json,
     write_text,
 )
+from tellapart.shipped import find_model
 from tellapart.text import SPECIALS, Vocabulary
+from tellapart.weights import WeightType, pack, unpack
 
 if TYPE_CHECKING:
     from tellapart.data.settings import DataSettings
@@ -83,6 +86,7 @@ class _Description(Stored):
     retriever: _Section | None = None
     encoder: EncoderIdentity
     history: _History = _History()
+    decoding: dict[str, Any] | None = None
 
 
 class Model(nn.Module, ABC):
@@ -121,7 +125,7 @@ class Model(nn.Module, ABC):
         """Load a model from a model folder, a checkpoint or a run folder, in eval mode.
 
         Args:
-            folder: where it is.
+            folder: where it is; `shipped` or `shipped/retriever` is the one that comes with tellapart.
             overrides: settings to change that keep the shape of all weights, such as `dropout` or `reading`.
 
         Example:
@@ -164,16 +168,17 @@ class Model(nn.Module, ABC):
 
     # --- shared -----------------------------------------------------------------------------------------------
 
-    def save_pretrained(self, folder: str | Path) -> None:
+    def save_pretrained(self, folder: str | Path, weights: WeightType = "float32") -> None:
         """Write a model folder: weights, description, vocabulary and card.
 
         Args:
             folder: a new folder, or an existing model folder, which is replaced.
+            weights: how they are kept; float16 takes half of the disk, int8 a quarter.
         """
         check_replaceable(Path(folder))
         try:
             with new_folder(Path(folder)) as new:
-                write_model(self, new)
+                write_model(self, new, weights)
                 self.write_encoder(new)
         except (OSError, SafetensorError) as error:
             reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
@@ -186,20 +191,21 @@ class Model(nn.Module, ABC):
         return next(self.parameters()).device
 
 
-def write_model(model: Model, folder: Path) -> None:
+def write_model(model: Model, folder: Path, weights: WeightType = "float32") -> None:
     """Write the files of a model into an existing folder."""
-    weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
-    save_file(weights, folder / "model.safetensors")
+    save_file(pack(model.state_dict(), weights), folder / "model.safetensors")
     model.write_parts(folder)
-    _write_description(
-        folder,
-        {
-            "format": FORMAT,
-            model.kind: {"name": model.name, **model.settings.model_dump(mode="json")},
-            "encoder": model.encoder.as_dict(),
-            "history": model.history,
-        },
-    )
+    _write_description(folder, model_description(model))
+
+
+def model_description(model: Model) -> dict[str, Any]:
+    """The content of `model.json`."""
+    return {
+        "format": FORMAT,
+        model.kind: {"name": model.name, **model.settings.model_dump(mode="json")},
+        "encoder": model.encoder.as_dict(),
+        "history": model.history,
+    }
 
 
 def check_replaceable(folder: Path) -> None:
@@ -217,9 +223,9 @@ def check_replaceable(folder: Path) -> None:
 
 def load_model(folder: str | Path, kind: str, overrides: dict[str, Any] | None = None) -> Any:
     """Load a model of this kind, `captioner` or `retriever`; see `Model.from_pretrained`."""
-    folder = model_folder(Path(folder))
-    description = _read_description(folder)
-    found = _kind(description)
+    folder = model_folder(folder)
+    description = read_description(folder)
+    found = model_kind(description)
     if found != kind and found is not None:
         raise RunError(
             f"{folder}: holds a {found} ({_name(description)}), and a {kind} is needed here; "
@@ -234,11 +240,11 @@ def load_model(folder: str | Path, kind: str, overrides: dict[str, Any] | None =
         settings = cls.Settings(**{**section, **(overrides or {})})
         with enough_memory(kind, settings):
             model: Model = cls.from_parts(settings, EncoderIdentity(**description["encoder"]), folder)
-        model.load_state_dict(load_file(folder / "model.safetensors"))
+        model.load_state_dict(unpack(load_file(folder / "model.safetensors")))
     except (SafetensorError, OSError) as error:
         reason = shorten(str(error))
         raise RunError(f"{folder}: model.safetensors cannot be read ({reason}); use another checkpoint") from None
-    except (RuntimeError, ValidationError, AssertionError) as error:
+    except (RuntimeError, ValueError, AssertionError) as error:  # pydantic's are ValueErrors
         reason = shorten(str(error))
         raise RunError(
             f"{folder}: the weights do not fit these settings ({reason}); use the settings it was trained with"
@@ -275,8 +281,9 @@ def enough_memory(kind: str, settings: BaseModel) -> Iterator[None]:
         ) from None
 
 
-def model_folder(folder: Path) -> Path:
-    """Find the model folder: the folder itself, or the kept checkpoint of a run folder."""
+def model_folder(folder: str | Path) -> Path:
+    """Find the model folder: the folder itself, the kept checkpoint of a run folder, or that of a shipped model."""
+    folder = find_model(folder)
     if (folder / "model.json").exists():
         return folder
     for pointer in ("kept", "last"):
@@ -317,7 +324,7 @@ def weights_digest(state: Mapping[str, torch.Tensor]) -> str:
 def add_measured(folder: Path, split: str, figures: dict[str, float]) -> None:
     """Add evaluation results to a model's description and card."""
     folder = model_folder(folder)
-    description = _read_description(folder)
+    description = read_description(folder)
     history = description.setdefault("history", {})
     history.setdefault("measured", {})[split] = figures
     _write_description(folder, description)
@@ -325,11 +332,25 @@ def add_measured(folder: Path, split: str, figures: dict[str, float]) -> None:
 
 def model_card(description: dict[str, Any]) -> str:
     """A model card in Markdown: architecture, training data and evaluation results."""
-    kind, encoder = _kind(description) or "captioner", description["encoder"]
+    lines = card_opening(description)
+    measured = description.get("history", {}).get("measured", {})
+    for split, figures in measured.items():
+        lines += [f"## Measured on the {split} split", "", "| figure | value |", "|---|---|"]
+        lines += [f"| {name} | {value:.4f} |" for name, value in figures.items()]
+        lines.append("")
+    if not measured:
+        kind = model_kind(description) or "captioner"
+        lines += [f"Not evaluated yet; run `tellapart {EVALUATED_BY[kind]} RUN`.", ""]
+    return "\n".join(lines)
+
+
+def card_opening(description: dict[str, Any]) -> list[str]:
+    """The first lines of a model card: what the model is, how it is used, and what it was made from."""
+    kind, encoder = model_kind(description) or "captioner", description["encoder"]
     about, use = ABOUT[kind]
     history = dict(description.get("history", {}))
-    measured = history.pop("measured", {})
-    lines = [
+    history.pop("measured", None)
+    return [
         f"# {history.get('recipe', _name(description))}",
         "",
         about,
@@ -343,26 +364,20 @@ def model_card(description: dict[str, Any]) -> str:
         "The training pictures and captions have their own licences, which also apply to the use of these weights.",
         "",
     ]
-    for split, figures in measured.items():
-        lines += [f"## Measured on the {split} split", "", "| figure | value |", "|---|---|"]
-        lines += [f"| {name} | {value:.4f} |" for name, value in figures.items()]
-        lines.append("")
-    if not measured:
-        lines += [f"Not evaluated yet; run `tellapart {EVALUATED_BY[kind]} RUN`.", ""]
-    return "\n".join(lines)
 
 
-def _kind(description: dict[str, Any]) -> str | None:
+def model_kind(description: dict[str, Any]) -> str | None:
     """The kind of model described; `None` if the description is damaged."""
     return next((kind for kind in EVALUATED_BY if description.get(kind) is not None), None)
 
 
 def _name(description: dict[str, Any]) -> str:
-    section = description.get(_kind(description) or "")
+    section = description.get(model_kind(description) or "")
     return str(section.get("name")) if isinstance(section, dict) else "?"
 
 
-def _read_description(folder: Path) -> dict[str, Any]:
+def read_description(folder: Path) -> dict[str, Any]:
+    """The checked content of `model.json`."""
     path, remedy = folder / "model.json", "use another checkpoint"
     checked = read_model(path, _Description, "model description", remedy, RunError)
     if checked.format != FORMAT:

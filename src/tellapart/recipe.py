@@ -25,8 +25,9 @@ from tellapart.data.settings import DataSettings, NegativeSettings
 from tellapart.decoding.settings import DecodingSettings
 from tellapart.engine.settings import TrainingSettings
 from tellapart.errors import DataError, RecipeError, did_you_mean, quote
-from tellapart.files import digest_of, read_text
+from tellapart.files import digest_of, read_json, read_text
 from tellapart.settings import Section, explain, for_key, load_yaml, set_override
+from tellapart.shipped import SHIPPED, find_model, is_shipped
 
 BUDGETS = ("smoke", "laptop", "paper")
 # What a recipe can train; it has exactly one of these sections.
@@ -41,11 +42,12 @@ Content = dict[str, Any]
 
 
 class Upstream(Section):
-    """A model that a recipe uses: a run folder, or a recipe that is trained first if needed."""
+    """A model that a recipe uses: a run or model folder, a shipped model, or a recipe that is trained first."""
 
     from_: str | tuple[str, ...] = Field(
         alias="from",
-        description="a run folder or a recipe, relative to this recipe; in a role, a list is an ensemble",
+        description="a run or model folder or a recipe, relative to this recipe, or shipped; in a role, a list is an "
+        "ensemble",
     )
 
     @property
@@ -219,6 +221,8 @@ def _portable_name(named: Any, recipe: Path, where: str) -> Any:
     """Names of upstream recipes that are found from any folder: relative to the shipped recipes, or absolute."""
     if isinstance(named, list):
         return [_portable_name(one, recipe, where) for one in named]
+    if named in SHIPPED:
+        return named
     found, folder = _upstream_path(named, recipe, where).resolve(), recipes_folder().resolve()
     return found.relative_to(folder).as_posix() if found.is_relative_to(folder) else str(found)
 
@@ -257,6 +261,8 @@ class _Files:
         self, path: Path, overrides: tuple[str, ...] = (), budget: str | None = None, above: tuple[Path, ...] = ()
     ) -> Content:
         """A recipe's plain data with extended files, budget, overrides and the keys inherited from its upstreams."""
+        if is_model_folder(path):
+            return _content_of_model(path)
         path = path / "recipe.yaml" if (path / "recipe.yaml").is_file() else path
         key = (path.resolve(), budget)
         if key[0] in above:
@@ -273,7 +279,7 @@ class _Files:
         _find_models(content)
         # A target has the architecture of the model it starts from; a role may have another.
         for name, section in _upstreams(content).items():
-            if is_run_recipe(path) and not all(map(os.path.exists, _places(section))):
+            if is_run_recipe(path) and not all(os.path.exists(one) or is_shipped(one) for one in _places(section)):
                 continue  # all keys are in the run's recipe; only training needs the upstream
             places = _upstream_paths(section["from"], path, f"{path}: {name}.from")
             section["from"] = [str(place) for place in places] if isinstance(section["from"], list) else str(places[0])
@@ -310,6 +316,8 @@ def _beside(named: Any, chain: tuple[Path, ...]) -> Any:
     """An upstream name as it is, or its path if it is only beside a file that the recipe extends, the nearest first."""
     if isinstance(named, list):
         return [_beside(one, chain) for one in named]
+    if named in SHIPPED:
+        return named
     found = [file for file in chain if (file.parent / named).exists()]
     return named if not found or found[0] == chain[0] else str(found[0].parent / named)
 
@@ -379,6 +387,25 @@ def _encoder_path(name: str) -> tuple[str, str]:
     return (f"timm:{source}:", folder) if second_colon and source.lower() == "local-dir" else (name, "")
 
 
+def is_model_folder(path: Path) -> bool:
+    """Whether this is a model folder by itself: exported, saved or shipped, with no recipe beside it."""
+    return (path / "model.json").is_file() and not (path / "recipe.yaml").exists()
+
+
+def _content_of_model(folder: Path) -> Content:
+    """What a recipe inherits from a model folder: the architecture and the encoder. Loading it checks the rest."""
+    try:
+        described = read_json(folder / "model.json", "model description")
+    except DataError as error:
+        raise RecipeError(str(error)) from None
+    found = described if isinstance(described, dict) else {}
+    content: Content = {kind: found[kind] for kind in TRAINED if isinstance(found.get(kind), dict)}
+    encoder = found.get("encoder")
+    if not content or not isinstance(encoder, dict) or not isinstance(encoder.get("name"), str):
+        raise RecipeError(f"{folder / 'model.json'}: is damaged (it describes no model); use another model")
+    return {**content, "data": {"encoder": encoder["name"]}}
+
+
 def is_run_recipe(path: Path) -> bool:
     """Whether this is the recipe of a run folder."""
     return path.name == "recipe.yaml" and (path.parent / "run.json").is_file()
@@ -389,7 +416,7 @@ def _resolve_in_run(content: Content, folder: Path) -> None:
     base = os.path.realpath(folder)
 
     def resolve(named: str) -> str:
-        return os.path.normpath(os.path.join(base, named))
+        return named if named in SHIPPED else os.path.normpath(os.path.join(base, named))
 
     data = content.get("data")
     for key in DATA_PATHS:
@@ -457,7 +484,9 @@ def _upstream_paths(named: str | list[str], recipe: Path, where: str) -> list[Pa
 
 
 def _upstream_path(named: str, recipe: Path, where: str) -> Path:
-    """A file or folder beside the recipe that names it, in the current folder, or among the shipped recipes."""
+    """A shipped model; or a file or folder beside the recipe that names it, in this folder, or among the recipes."""
+    if named in SHIPPED:
+        return find_model(named)
     for candidate in (recipe.parent / named, Path(named), recipes_folder() / named):
         if candidate.exists():
             return candidate

@@ -44,14 +44,15 @@ from tellapart.files import (
 from tellapart.models import Model, enough_memory, load_model, model_digest
 from tellapart.objectives.base import Objective, Roles, Start
 from tellapart.progress import OnProgress, show_progress, show_slow
-from tellapart.recipe import DATA_PATHS, Recipe, Upstream, read_recipe
+from tellapart.recipe import DATA_PATHS, Recipe, Upstream, is_model_folder, read_recipe
 from tellapart.retrievers.base import Retriever
 from tellapart.run import Run, check_data_exists, check_run_folder, open_run, read_state
+from tellapart.shipped import find_model, is_shipped, shipped_name
 
 T = TypeVar("T")
 
-# The runs named by `start` and by each role; several runs are an ensemble.
-Upstreams = dict[str, list[Run]]
+# The run or model folders named by `start` and by each role; several are an ensemble.
+Upstreams = dict[str, list[Path]]
 
 # A retriever that judges captions, and the features that it reads.
 Judging = tuple[Retriever, FeatureStore]
@@ -200,7 +201,7 @@ def _before_training(
     """The objective's long work before the first step; what is finished of it is kept when it is interrupted."""
     objective, fabric = trainer.objective, trainer.fabric
     own = trainer.folder / "scores"
-    folders = {role: _folder_for_scores(upstreams[role][0].folder, own) or own for role in objective.frozen}
+    folders = {role: _folder_for_scores(upstreams[role][0], own) or own for role in objective.frozen}
     objective.eval()
     try:
         with torch.no_grad(), fabric.autocast():  # in the precision of the steps
@@ -216,7 +217,12 @@ def _before_training(
 
 
 def _folder_for_scores(upstream: Path, otherwise: Path | None) -> Path | None:
-    """Where scores by the model of another run are kept: in its folder, or elsewhere if that cannot be written."""
+    """Where scores by the model of another run are kept: in its folder, or elsewhere if that cannot be written.
+
+    Nothing is written into a model folder: it may be part of an installed package.
+    """
+    if is_model_folder(upstream):
+        return otherwise
     try:
         check_folder(upstream)
     except DataError:
@@ -258,7 +264,7 @@ def _check_run_folder(folder: Path, finished: bool = False) -> None:
 
 def _made_from(recipe: Recipe, prepared: Prepared, upstreams: Upstreams) -> dict[str, Any]:
     """Plain data that decides the weights of a run."""
-    digests = {role: [model_digest(run.folder) for run in found] for role, found in upstreams.items()}
+    digests = {role: [model_digest(folder) for folder in found] for role, found in upstreams.items()}
     described: dict[str, Any] = {
         "recipe": recipe.digest,
         "data": prepared.dataset.digest,
@@ -284,11 +290,11 @@ def _digest_of_named(path: Path, name: str) -> str:
 
 
 def _upstreams(recipe: Recipe, runs: Path, on_progress: OnProgress | None) -> Upstreams:
-    """The runs of all models that a recipe uses; upstream recipes are trained now."""
+    """The folders of all models that a recipe uses; upstream recipes are trained now."""
     named = {"start": recipe.start} if recipe.start is not None else {}
     for role, upstream in {**named, **recipe.roles}.items():
         for place in upstream.places:
-            if not Path(place).exists():
+            if not Path(place).exists() and not is_shipped(place):
                 key = "start.from" if role == "start" else f"roles.{role}.from"
                 raise RecipeError(
                     f"{recipe.name}: {key}: '{place}' does not exist; if it has moved, write its new place into "
@@ -300,19 +306,21 @@ def _upstreams(recipe: Recipe, runs: Path, on_progress: OnProgress | None) -> Up
     }
 
 
-def _upstream(place: str, recipe: Recipe, runs: Path, on_progress: OnProgress | None) -> Run:
-    """Open a run folder, or train a recipe on the same data.
+def _upstream(place: str, recipe: Recipe, runs: Path, on_progress: OnProgress | None) -> Path:
+    """A model folder, the folder of a finished run, or that of a recipe that is trained now on the same data.
 
     A recipe that sets an encoder keeps it; others use the target's.
     """
-    path = Path(place)
+    path = find_model(place)
+    if is_model_folder(path):
+        return path
     if path.is_dir():
-        return open_run(path)
+        return open_run(path).folder
     found = Recipe.load(path, budget=recipe.budget)
     data = recipe.data
     if "encoder" in (read_recipe(path).get("data") or {}):
         data = data.model_copy(update={"encoder": found.data.encoder})
-    return run_recipe(found.model_copy(update={"data": data}), runs, on_progress=on_progress)
+    return run_recipe(found.model_copy(update={"data": data}), runs, on_progress=on_progress).folder
 
 
 def _write_recipe(recipe: Recipe, upstreams: Upstreams, folder: Path) -> None:
@@ -325,8 +333,8 @@ def _write_recipe(recipe: Recipe, upstreams: Upstreams, folder: Path) -> None:
 def _portable(recipe: Recipe, upstreams: Upstreams, folder: Path) -> Recipe:
     """The recipe with its upstream recipes replaced by their runs; paths relative to this run's folder."""
     named: dict[str, Upstream] = {}
-    for role, runs in upstreams.items():
-        places = [_relative_place(run.folder, folder) for run in runs]
+    for role, found in upstreams.items():
+        places = [shipped_name(one) or _relative_place(one, folder) for one in found]
         named[role] = Upstream.model_validate({"from": places[0] if len(places) == 1 else places})
     places_of_data = {key: _relative_place(getattr(recipe.data, key), folder) for key in DATA_PATHS}
     if recipe.data.source == "scenes":
@@ -365,7 +373,7 @@ def _build(
     torch.manual_seed(recipe.seed)
     model_class, model_settings = recipe.component(recipe.trains)
     if "start" in upstreams:
-        target = load_model(upstreams["start"][0].folder, recipe.trains, model_settings.model_dump())
+        target = load_model(upstreams["start"][0], recipe.trains, model_settings.model_dump())
     else:
         captions = [caption for record in prepared.dataset.split("train") for caption in record.captions]
         with enough_memory(recipe.trains, model_settings):
@@ -383,14 +391,12 @@ def _build(
             "trained_on": f"{prepared.dataset.name} ({prepared.dataset.digest[:8]})",
             "seed": recipe.seed,
         }
-    frozen = {
-        role: role_model([run.folder for run in upstreams[role]], kind) for role, kind in recipe.needed_roles().items()
-    }
+    frozen = {role: role_model(upstreams[role], kind) for role, kind in recipe.needed_roles().items()}
     stores = _first_then_others(fabric, lambda: _stores_of_roles(recipe, prepared, frozen, on_progress))
     likely = None
     if _draws_ranked_captions(recipe):
         retriever = frozen["retriever"].to(fabric.device)
-        folder = _folder_for_scores(upstreams["retriever"][0].folder, None)
+        folder = _folder_for_scores(upstreams["retriever"][0], None)
         ranked = stores.get(retriever.encoder.name, prepared)
         likely = _first_then_others(
             fabric, lambda: likely_captions(retriever, ranked, "train", recipe.negatives.top, folder, on_progress)

@@ -6,7 +6,10 @@ import io
 import struct
 import warnings
 from pathlib import Path
+from typing import Any, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from tellapart.data.tar import member_bytes, split_tar_path
@@ -16,6 +19,9 @@ from tellapart.files import check_regular
 FORMATS = ("JPEG", "PNG", "WEBP")
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp"})
 MAX_PIXELS = 100_000_000
+
+# A picture from Python: the path of a file, the bytes of one, a Pillow image, or an array of pixels.
+Picture: TypeAlias = str | Path | bytes | Image.Image | NDArray[Any]
 
 # The size is checked from the header before decoding, so Pillow's warning is redundant. It is disabled globally, since
 # warning filters are not thread-safe and pictures are decoded in several threads.
@@ -43,23 +49,81 @@ def load_image(path: Path, at_least: int | None = None) -> Image.Image:
     try:
         if inside is None:
             check_regular(path, "picture")
-        source = path if inside is None else io.BytesIO(member_bytes(*inside))
+        return _decode(path if inside is None else io.BytesIO(member_bytes(*inside)), str(path), at_least)
+    except FileNotFoundError:
+        raise DataError(f"{path}: this picture does not exist; check the path") from None
+    except OSError as error:  # of the tar
+        raise DataError(f"{path}: this picture cannot be read ({error}); replace or remove it") from None
+
+
+def open_picture(picture: Picture, at_least: int | None = None, name: str = "picture") -> Image.Image:
+    """A picture of any kind as upright RGB, under the same limits as a file.
+
+    Args:
+        picture: a path, the bytes of a file, a Pillow image, or pixels: `[height, width]`, or `[height, width, 1, 3
+            or 4]`; bytes from 0 to 255, or floats from 0 to 1.
+        at_least: as for `load_image`.
+        name: for messages, of a picture that is no file.
+
+    Example:
+        >>> open_picture(np.full((2, 3, 3), 0.5)).size
+        (3, 2)
+    """
+    if isinstance(picture, str | Path):
+        return load_image(Path(picture), at_least)
+    if isinstance(picture, bytes | bytearray):
+        return _decode(io.BytesIO(picture), name, at_least)
+    if isinstance(picture, np.ndarray):
+        picture = _from_pixels(picture, name)
+    if not isinstance(picture, Image.Image):
+        raise DataError(
+            f"{name}: a {type(picture).__name__} is not a picture; give a path, bytes, an image or an array"
+        )
+    _check_size(picture, name)
+    try:
+        return _as_rgb(_upright(picture))
+    except (OSError, SyntaxError, ValueError) as error:
+        raise DataError(f"{name}: this picture is broken ({error}); replace or remove it") from None
+
+
+def _from_pixels(pixels: NDArray[Any], name: str) -> Image.Image:
+    """Pixels as a Pillow image."""
+    if pixels.ndim == 3 and pixels.shape[2] == 1:
+        pixels = pixels[:, :, 0]
+    if not (pixels.ndim == 2 or (pixels.ndim == 3 and pixels.shape[2] in (3, 4))) or not pixels.size:
+        raise DataError(f"{name}: an array of shape {pixels.shape} is not a picture; give [height, width, 3]")
+    if np.issubdtype(pixels.dtype, np.floating):
+        if not (np.isfinite(pixels).all() and pixels.min() >= 0 and pixels.max() <= 1):
+            raise DataError(f"{name}: floats of pixels must be from 0 to 1; divide by 255, or give bytes (uint8)")
+        pixels = np.rint(pixels * 255).astype(np.uint8)
+    if pixels.dtype != np.uint8:
+        raise DataError(f"{name}: pixels of type {pixels.dtype} are not read; give uint8, or floats from 0 to 1")
+    return Image.fromarray(np.ascontiguousarray(pixels))
+
+
+def _decode(source: Path | io.BytesIO, name: str, at_least: int | None) -> Image.Image:
+    """Decode a file as upright RGB."""
+    try:
         with Image.open(source, formats=FORMATS) as image:
-            if image.width * image.height > MAX_PIXELS:
-                raise DataError(
-                    f"{path}: {image.width}×{image.height} pixels are over the limit of {MAX_PIXELS:,}; make it smaller"
-                )
+            _check_size(image, name)
             if at_least is not None:
                 image.draft("RGB", (at_least, at_least))
             return _as_rgb(_upright(image))
     except FileNotFoundError:
-        raise DataError(f"{path}: this picture does not exist; check the path") from None
+        raise
     except UnidentifiedImageError:
-        raise DataError(f"{path}: not a picture in a known format; use {', '.join(FORMATS)}") from None
+        raise DataError(f"{name}: not a picture in a known format; use {', '.join(FORMATS)}") from None
     except Image.DecompressionBombError:  # Pillow's own, higher limit, also checked in the header
-        raise DataError(f"{path}: its pixels are over the limit of {MAX_PIXELS:,}; make it smaller") from None
+        raise DataError(f"{name}: its pixels are over the limit of {MAX_PIXELS:,}; make it smaller") from None
     except (OSError, SyntaxError, ValueError) as error:
-        raise DataError(f"{path}: this picture is broken ({error}); replace or remove it") from None
+        raise DataError(f"{name}: this picture is broken ({error}); replace or remove it") from None
+
+
+def _check_size(image: Image.Image, name: str) -> None:
+    if image.width * image.height > MAX_PIXELS:
+        raise DataError(
+            f"{name}: {image.width}×{image.height} pixels are over the limit of {MAX_PIXELS:,}; make it smaller"
+        )
 
 
 def image_bytes(path: Path) -> bytes:

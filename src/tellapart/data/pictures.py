@@ -32,7 +32,7 @@ NO_FILE: Stamp = (-1, -1)
 def describe_picture(path: Path) -> tuple[int, int, list[int]]:
     """The entry of one picture. The content is read after the stamp: a file that changes in between looks changed."""
     inside = split_tar_path(path)
-    size, time = _stamp(path if inside is None else inside[0])
+    size, time = stamp_of(path if inside is None else inside[0])
     return size, time, list(_content(path)) if size >= 0 else [0] * 32
 
 
@@ -73,13 +73,14 @@ def _stamps(root: Path, records: Sequence[Record]) -> list[Stamp]:
             folder = os.path.dirname(path)
             if folder not in tars:
                 inside = split_tar_path(Path(path))
-                tars[folder] = None if inside is None else _stamp(inside[0])
+                tars[folder] = None if inside is None else stamp_of(inside[0])
             stamp = tars[folder]
-        found.append(stamp or _stamp(path))
+        found.append(stamp or stamp_of(path))
     return found
 
 
-def _stamp(path: str | Path) -> Stamp:
+def stamp_of(path: str | Path) -> Stamp:
+    """Size and time of a file; `NO_FILE` if there is none."""
     try:
         about = os.stat(path)
     except (OSError, ValueError):  # ValueError: a null character in the name

@@ -10,6 +10,7 @@ from tellapart.data.features import WHOLE, FeatureStore, Part, write_store
 from tellapart.data.readers import read_dataset
 from tellapart.data.records import Dataset
 from tellapart.data.settings import DataSettings
+from tellapart.data.unlabelled import hold_out
 from tellapart.encoders import open_encoder
 from tellapart.encoders.base import ImageEncoder, MirroredEncoder, accelerator
 from tellapart.errors import StoreError
@@ -114,7 +115,8 @@ def _add_mirrored(store: FeatureStore, mirrored: FeatureStore, dataset: Dataset)
 def open_dataset(settings: DataSettings, on_progress: Callable[[int, int], None] | None = None) -> Dataset:
     """Read (or render) the data set, without features."""
     if settings.source != "scenes":
-        return read_dataset(Path(settings.source))
+        dataset = read_dataset(Path(settings.source))
+        return dataset if settings.held_out is None else hold_out(dataset, settings.held_out)
     from tellapart.data.scenes import VERSION, write_scenes
 
     sizes = settings.scenes

@@ -33,6 +33,14 @@ class DataSettings(Section):
         description="also encode pictures mirrored left to right: drawn in training, averaged at test",
         json_schema_extra=ADDED,
     )
+    held_out: float | None = Field(
+        None,
+        gt=0,
+        le=0.4,
+        description="of a data set without a training split, such as a folder: share of the captioned pictures that "
+        "validates; the same share is the test split",
+        json_schema_extra=ADDED,
+    )
     prepared: str = Field("prepared", description="folder for rendered scenes and feature stores")
     max_skipped: float = Field(0.01, ge=0, le=1, description="fail if a larger share of the pictures cannot be read")
     normaliser: Literal["plain", "alphabetic"] = "plain"

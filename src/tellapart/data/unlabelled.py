@@ -1,4 +1,4 @@
-"""Pictures without captions as training data."""
+"""Data sets without a training split: pictures without captions, and a folder of captioned pictures."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from tellapart.data.records import Dataset
 from tellapart.errors import DataError
+from tellapart.files import digest_of
 
 # One picture in so many validates, but at least two.
 EVERY = 10
@@ -33,3 +34,31 @@ def with_training_split(dataset: Dataset) -> Dataset:
         for number, record in enumerate(dataset)
     )
     return replace(dataset, records=records)
+
+
+def hold_out(dataset: Dataset, share: float) -> Dataset:
+    """A data set without a training split, divided by the names of its pictures; the rest trains.
+
+    The same names give the same division in any order. Pictures without captions are left out. A data set with a
+    training split is returned as it is.
+
+    Args:
+        dataset: such as a folder of pictures with captions in text files.
+        share: of the validation split, and again of the test split; each has at least one picture.
+    """
+    if has_training_split(dataset):
+        return dataset
+    captioned = [record for record in dataset if record.captions]
+    if len(captioned) < FEWEST:
+        raise DataError(
+            f"{dataset.root}: {len(captioned)} of its {len(dataset)} pictures have captions, and training needs at "
+            f"least {FEWEST}; write captions of photo.jpg into photo.txt, one a line"
+        )
+    held = max(1, round(share * len(captioned)))
+    order = sorted((record.id for record in captioned), key=digest_of)
+    splits = (
+        dict.fromkeys(order, "train")
+        | dict.fromkeys(order[:held], "val")
+        | dict.fromkeys(order[held : 2 * held], "test")
+    )
+    return replace(dataset, records=tuple(replace(record, split=splits[record.id]) for record in captioned))

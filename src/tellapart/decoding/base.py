@@ -31,6 +31,9 @@ class Caption:
     log_prob: float
     ended: bool
 
+    def __str__(self) -> str:
+        return self.caption
+
 
 class Decodable(Protocol):
     """The part of a `Captioner` that decoding and scoring use; an `Ensemble` has it too."""

@@ -14,10 +14,11 @@ from PIL import Image
 from pydantic import TypeAdapter, ValidationError
 
 from tellapart.captioners.base import load_captioner
-from tellapart.captioning import expand_images, own_decoding
+from tellapart.captioning import expand_images
 from tellapart.data.images import load_image
 from tellapart.decoding.base import Decodable
 from tellapart.decoding.ensemble import Ensemble
+from tellapart.describing import own_decoding
 from tellapart.encoders.base import ImageEncoder, accelerator
 from tellapart.errors import DataError, RunError, StoreError
 from tellapart.files import Pieces, cache_folder, digest_of, digest_of_file, is_utf8, read_json
