@@ -76,15 +76,17 @@ def captions_of_images(path: Path, records: Sequence[Record], split: str, only_t
     return [found[record.id] for record in records]
 
 
-def read_captions(path: Path) -> dict[str, list[str]]:
+def read_captions(path: Path, same_number: bool = True) -> dict[str, list[str]]:
     """Captions by id, as the file writes it: a JSON object, JSONL rows, COCO's result format, or a table.
 
-    Every image has the same number of captions, or it is a `DataError`.
+    Args:
+        path: the file.
+        same_number: raise a `DataError` unless every image has the same number of captions.
     """
-    return _read_captions(path)[0]
+    return _read_captions(path, same_number)[0]
 
 
-def _read_captions(path: Path) -> tuple[dict[str, list[str]], str | None]:
+def _read_captions(path: Path, same_number: bool = True) -> tuple[dict[str, list[str]], str | None]:
     """Captions by id, and the key that named the images, if it is the same in all rows."""
     rows = _read_rows(path)
     if isinstance(rows, dict):
@@ -107,7 +109,7 @@ def _read_captions(path: Path) -> tuple[dict[str, list[str]], str | None]:
     usual = Counter(map(len, captions.values())).most_common(1)[0][0]
     example = next(id for id, texts in captions.items() if len(texts) == usual)
     for id, texts in captions.items():
-        if len(texts) != usual:
+        if same_number and len(texts) != usual:
             raise DataError(
                 f"{path}: '{id}' has {_counted(len(texts), 'caption')} where '{example}' has {usual}; "
                 "give every image the same number"
