@@ -7,6 +7,7 @@ and its vector. The row's id is a digest of the path, so that no path ever stand
 from __future__ import annotations
 
 import hashlib
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -208,7 +209,7 @@ def blocks(items: Sequence[str]) -> Iterator[Sequence[str]]:
 
 def partitions(photos: int) -> int:
     """Number of clusters of vectors for approximate search; a tenth of them is searched (`probes`)."""
-    return max(1, round(photos**0.5))
+    return max(1, round(math.sqrt(photos)))
 
 
 def probes(count: int) -> int:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tellapart.errors import MissingExtraError, StoreError, TellapartError, out_of_memory, shorten
-from tellapart.files import check_folder, is_result, is_temporary, lock, read_model, write_json
+from tellapart.files import Stored, check_folder, is_result, is_temporary, lock, read_model, write_json
 from tellapart.index.base import (
     FORMAT,
     ROWS,
@@ -27,7 +27,6 @@ from tellapart.index.base import (
     NoteType,
     Photo,
     Store,
-    Stored,
     Vector,
     Where,
     blocks,
@@ -38,7 +37,7 @@ from tellapart.index.base import (
 )
 
 if TYPE_CHECKING:
-    import pyarrow
+    import pyarrow  # type: ignore[import-untyped]
 
 TABLE = "photos"
 # Versions and files that are older are removed; searches that began with them are long over.
@@ -152,7 +151,7 @@ class LanceStore(Store):
 
     def has_captions(self) -> bool:
         with self._working():
-            return self._table.count_rows("caption != ''") > 0
+            return bool(self._table.count_rows("caption != ''") > 0)
 
     def nearest(self, vector: Vector, count: int, where: Where, approximate: bool) -> list[Hit]:
         with self._working():

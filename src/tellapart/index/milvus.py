@@ -20,6 +20,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from tellapart.errors import MissingExtraError, StoreError, TellapartError, shorten
+from tellapart.files import Stored
 from tellapart.index.base import (
     FORMAT,
     MAX_CAPTION,
@@ -31,7 +32,6 @@ from tellapart.index.base import (
     NoteType,
     Photo,
     Store,
-    Stored,
     Vector,
     Where,
     blocks,
@@ -43,6 +43,8 @@ from tellapart.index.base import (
 
 _FILE = ["path", "size", "time", "content", "caption"]
 _SECONDS = 30.0
+# As many clusters as Milvus can have: all of them are searched.
+EVERY = 65_536
 
 
 def is_address(place: str) -> bool:
@@ -187,7 +189,7 @@ class MilvusStore(Store):
 
     def nearest(self, vector: Vector, count: int, where: Where, approximate: bool) -> list[Hit]:
         clusters = self._clusters()
-        parameters = {} if clusters is None else {"nprobe": probes(clusters) if approximate else clusters}
+        parameters = {} if clusters is None else {"nprobe": probes(clusters) if approximate else EVERY}
         query = np.asarray(vector, np.float32).tolist()
         return self._search(query, "vector", count, where, {"metric_type": "IP", "params": parameters})
 
@@ -248,9 +250,7 @@ class MilvusStore(Store):
 
     def _all(self, condition: str, fields: list[str]) -> Iterator[dict[str, Any]]:
         with self._working():
-            rows = self._client.query_iterator(
-                self.collection, batch_size=ROWS, filter=condition, output_fields=fields
-            )
+            rows = self._client.query_iterator(self.collection, batch_size=ROWS, filter=condition, output_fields=fields)
         while True:
             with self._working():
                 batch = rows.next()

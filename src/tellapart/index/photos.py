@@ -7,6 +7,7 @@ every `BLOCK` pictures, so a killed call loses at most the block it was encoding
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -22,7 +23,7 @@ from tellapart.data.images import SUFFIXES, date_taken, load_image
 from tellapart.data.pictures import describe_picture
 from tellapart.data.records import Dataset, Record
 from tellapart.data.rows import read_grid
-from tellapart.errors import DataError, RecipeError, StoreError, some
+from tellapart.errors import DataError, RecipeError, StoreError, shorten, some
 from tellapart.evaluation.caption_files import read_captions
 from tellapart.files import is_utf8
 from tellapart.index.base import ALL, MAX_CAPTION, ROWS, File, Hit, Made, Photo, Recall, Store, Vector, Where, row_id
@@ -137,14 +138,18 @@ class PhotoIndex:
             on_progress: called with the pictures that are written and those to encode.
         """
         listed = list_pictures(paths)
-        known = {file.path: file for file in self.store.files(listed.folders, listed.named) if _is_mine(file.path, part)}
+        known = {
+            file.path: file for file in self.store.files(listed.folders, listed.named) if _is_mine(file.path, part)
+        }
         missing = [path for path in listed.missing if _is_mine(path, part) and path not in known]
         if missing:
             raise DataError(f"{missing[0]}: this picture does not exist; check the path")
         for folder in listed.empty:
             lost = [path for path in known if path.startswith(f"{folder}/")]
             if lost or part == WHOLE:
-                remedy = f"to remove its {len(lost):,} pictures from the index, use --delete" if lost else "check the path"
+                remedy = (
+                    f"to remove its {len(lost):,} pictures from the index, use --delete" if lost else "check the path"
+                )
                 raise DataError(f"{folder}: no picture is in this folder; {remedy}")
         changes = Changes(skipped=[str(_bad_name(path)) for path in listed.bad_names if _is_mine(path, part)])
         said = _match_captions(captions, listed, changes)
@@ -183,9 +188,7 @@ class PhotoIndex:
             queries = np.stack([one.vector for one in sample])
         shares = [self._recall(query) for query in queries]
         of = "captions" if with_caption else "photographs"
-        found = Recall(
-            recall=float(np.mean(shares)), first=RECALL_FIRST, queries=len(queries), of=of, photos=photos
-        )
+        found = Recall(recall=float(np.mean(shares)), first=RECALL_FIRST, queries=len(queries), of=of, photos=photos)
         self.store.write_note("recall", found)
         return found
 
@@ -268,7 +271,7 @@ class PhotoIndex:
         only_words = [hit.path for hit in words if hit.path not in similarity]
         similarity |= {one.file.path: float(one.vector @ vector) for one in self.store.read(only_words)}
         by_words = {hit.path for hit in words}
-        hits = {hit.path: hit for hit in (*pictures, *words) if hit.path in similarity}
+        unique = {hit.path: hit for hit in (*pictures, *words) if hit.path in similarity}
         found = [
             Found(
                 path,
@@ -277,7 +280,7 @@ class PhotoIndex:
                 datetime.fromtimestamp(hit.taken, UTC).replace(tzinfo=None).isoformat(),
                 hit.caption,
             )
-            for path, hit in hits.items()
+            for path, hit in unique.items()
         ]
         return sorted(found, key=lambda one: (-scores[one.path], -one.similarity))
 
@@ -480,7 +483,7 @@ def _absolute(path: str | Path) -> str:
 
 
 def _bad_name(path: str) -> DataError:
-    return DataError(f"{ascii(path)}: the name of this picture is not UTF-8 text; rename it")
+    return DataError(f"{path!a}: the name of this picture is not UTF-8 text; rename it")
 
 
 def _is_mine(path: str, part: Part) -> bool:
@@ -519,6 +522,19 @@ def clock_seconds(date: datetime) -> int:
     86400
     """
     return int(date.replace(tzinfo=UTC).timestamp())
+
+
+def parse_date(text: str) -> datetime:
+    """A date, and a time if it has one.
+
+    >>> parse_date("2024-05"), parse_date("2024-05-31T18:30")
+    (datetime.datetime(2024, 5, 1, 0, 0), datetime.datetime(2024, 5, 31, 18, 30))
+    """
+    begun = re.fullmatch(r"(\d{4})(-\d\d)?", text)
+    try:
+        return datetime.fromisoformat(f"{begun[1]}{begun[2] or '-01'}-01" if begun else text)
+    except ValueError:
+        raise DataError(f"'{shorten(text, 40)}' is not a date; write it as 2024, 2024-05 or 2024-05-31") from None
 
 
 # --- captions ---------------------------------------------------------------------------------------------------------

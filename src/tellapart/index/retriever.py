@@ -116,7 +116,8 @@ class Reader:
             return self._vectors(self.retriever.embed_texts(list(texts)))
 
     def _vectors(self, raw: Raw) -> Vector:
-        return self.retriever.index_vectors(raw).float().cpu().numpy()
+        vectors: Vector = self.retriever.index_vectors(raw).float().cpu().numpy()
+        return vectors
 
     def unknown_words(self, text: str) -> list[str]:
         """Words of a sentence that the retriever does not know; it ignores what they say."""

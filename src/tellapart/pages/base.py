@@ -7,6 +7,7 @@ import io
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from textwrap import fill
 from types import ModuleType
 from typing import Any
@@ -57,12 +58,17 @@ class Pictures:
     def __getitem__(self, id: str) -> str:
         if id not in self._made:
             record = self.dataset.records[self.dataset.row(id)]
-            image = load_image(self.dataset.path(record))
-            image.thumbnail((2 * THUMBNAIL, 2 * THUMBNAIL))
-            buffer = io.BytesIO()
-            image.save(buffer, "JPEG", quality=82)
-            self._made[id] = "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+            self._made[id] = thumbnail(self.dataset.path(record))
         return self._made[id]
+
+
+def thumbnail(path: Path, side: int = 2 * THUMBNAIL) -> str:
+    """A small copy of a picture as a data address, at most `side` pixels wide and high."""
+    image = load_image(path)
+    image.thumbnail((side, side))
+    buffer = io.BytesIO()
+    image.save(buffer, "JPEG", quality=82)
+    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
 
 
 # Kinds of pairs in the journal of a contrastive training -> their names in curves.
