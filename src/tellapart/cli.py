@@ -8,12 +8,15 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tellapart.errors import RecipeError, TellapartError, out_of_memory
 from tellapart.progress import close_bars
+
+if TYPE_CHECKING:
+    from tellapart.index.base import Recall
 
 app = typer.Typer(
     help="Captions that tell your images apart.",
@@ -455,6 +458,141 @@ def tell_apart(
     elif not sidecars:
         for one in told.pictures:
             print(_json_line(one.row()))
+
+
+@app.command()
+def index(
+    to: Annotated[
+        str, typer.Option(help="The index: a folder, e.g. photos.lance, or http://HOST:19530/COLLECTION (Milvus).")
+    ],
+    photos: Annotated[list[Path] | None, typer.Argument(help="Pictures, or folders of pictures.")] = None,
+    retriever: Annotated[
+        Path | None,
+        typer.Option(help="A retriever's run or model folder, or a CLIP or SigLIP folder; an index knows its own."),
+    ] = None,
+    captions: Annotated[
+        Path | None, typer.Option(help="Captions of the pictures to search too, e.g. of 'tellapart caption --out'.")
+    ] = None,
+    delete: Annotated[
+        bool, typer.Option("--delete", help="Remove these pictures and folders from the index; files stay.")
+    ] = False,
+    approximate: Annotated[
+        bool, typer.Option("--approximate", help="Also build approximate search, and measure what it finds.")
+    ] = False,
+    part: Annotated[str, typer.Option(help="Only this part, e.g. 2/4; other processes do the others.")] = "1/1",
+) -> None:
+    """Index photographs for 'tellapart search': new and changed files are encoded, removed files leave the index.
+
+    If interrupted, the same command continues.
+    """
+    from tellapart.data.features import Part
+    from tellapart.index.photos import open_index
+    from tellapart.progress import ProgressLine
+
+    if not photos and not approximate:
+        raise typer.BadParameter("give pictures or folders to index (or --approximate for an index that exists)")
+    if delete and (captions is not None or part != "1/1" or not photos):
+        raise typer.BadParameter("--delete needs pictures or folders, and cannot be combined with --captions or --part")
+    share = Part.parse(part)
+    opened = open_index(to, retriever, must_exist=delete or not photos)
+    if delete:
+        print(f"removed {_photos(opened.delete(photos or []))} from {opened.store.place}")
+    elif photos:
+        changes = opened.add(photos, captions, share, ProgressLine("indexing", " images").update)
+        for reason in changes.skipped:
+            print(f"skipped: {reason}", file=sys.stderr)
+        if changes.unmatched:
+            print(f"{captions}: {changes.unmatched:,} ids are none of these pictures", file=sys.stderr)
+        counts = {"added": changes.added, "updated": changes.updated, "removed": changes.removed}
+        counts |= {"unchanged": changes.unchanged, "skipped": len(changes.skipped)}
+        done = ", ".join(f"{count:,} {what}" for what, count in counts.items() if count) or "nothing to do"
+        print(f"{opened.store.place}: {_photos(len(opened))} ({done})")
+    if approximate:
+        print(_recall(opened.build_approximate()))
+
+
+@app.command()
+def search(
+    place: Annotated[str, typer.Argument(metavar="INDEX", help="A folder or address of 'tellapart index'.")],
+    query: Annotated[str, typer.Argument(help="What is to be seen, in a few words; or a picture file.")],
+    count: Annotated[int, typer.Option("--count", "-k", min=1, max=10_000, help="Number of photographs.")] = 10,
+    path: Annotated[
+        str | None, typer.Option(help="Only these files: * is any characters, ? one, e.g. 'holiday/*'.")
+    ] = None,
+    after: Annotated[str | None, typer.Option(help="Taken on this date or later, e.g. 2024-05 or 2024-05-31.")] = None,
+    before: Annotated[str | None, typer.Option(help="Taken before this date.")] = None,
+    in_: Annotated[
+        str, typer.Option("--in", help="What a sentence is compared with: pictures, captions, or both.")
+    ] = "both",
+    approximate: Annotated[
+        bool, typer.Option("--approximate", help="Faster in very large indexes; prints what share it finds.")
+    ] = False,
+    retriever: Annotated[
+        Path | None, typer.Option(help="Where the retriever of the index is, if it was moved.")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="File for the results: JSONL, or a page with the pictures (.html).")
+    ] = None,
+) -> None:
+    """Find photographs by a sentence or a picture: a table on a terminal, JSONL in a pipe, a page with --out."""
+    from dataclasses import asdict
+
+    from tellapart.data.images import SUFFIXES
+    from tellapart.files import GENERATOR, check_output, write_jsonl
+    from tellapart.index.photos import open_index, parse_date
+    from tellapart.terminal import print_table
+
+    page = out is not None and out.suffix == ".html"
+    if out is not None:
+        check_output(out, *([GENERATOR] if page else ["path", "similarity"]), inputs=[query])
+    asked = Path(query)
+    is_picture = asked.suffix.lower() in SUFFIXES or (len(query) < 1000 and asked.is_file())
+    opened = open_index(place, retriever, must_exist=True)
+    found = opened.search(
+        asked if is_picture else query,
+        count,
+        path=path,
+        after=parse_date(after) if after is not None else None,
+        before=parse_date(before) if before is not None else None,
+        compare=in_,
+        approximate=approximate,
+    )
+    recall = _recall(opened.recall) if approximate and opened.recall is not None else None
+    if recall is not None:
+        print(recall, file=sys.stderr)
+    unknown = [] if is_picture else opened.reader.unknown_words(query)
+    if unknown:
+        print(f"the retriever does not know: {', '.join(dict.fromkeys(unknown))}", file=sys.stderr)
+    if not found:
+        print("no photograph passes the filters", file=sys.stderr)
+    rows = [asdict(one) for one in found]
+    if out is not None and page:
+        from tellapart.pages.contact_sheet import write_contact_sheet
+
+        filters = {"path": path, "after": after, "before": before}
+        limits = [f"{name} {value}" for name, value in filters.items() if value is not None]
+        write_contact_sheet(out, asked if is_picture else query, rows, place, len(opened), limits, recall)
+        print(out)
+    elif out is not None:
+        write_jsonl(out, rows)
+    elif sys.stdout.isatty():
+        cells = [[f"{one.similarity:.3f}", one.path, one.taken[:10], one.caption.replace("\n", "; ")] for one in found]
+        shown = 4 if any(one.caption for one in found) else 3
+        print_table(["similarity", "photograph", "taken", "caption"][:shown], [row[:shown] for row in cells])
+    else:
+        for row in rows:
+            print(_json_line(row))
+
+
+def _photos(count: int) -> str:
+    return f"{count:,} photograph{'' if count == 1 else 's'}"
+
+
+def _recall(measured: Recall) -> str:
+    return (
+        f"approximate search finds {100 * measured.recall:.1f} % of the exact first {measured.first} (measured with "
+        f"{measured.queries} {measured.of} as queries, when the index held {_photos(measured.photos)})"
+    )
 
 
 @app.command()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import struct
 import warnings
+from datetime import datetime
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -124,6 +125,21 @@ def _check_size(image: Image.Image, name: str) -> None:
         raise DataError(
             f"{name}: {image.width}×{image.height} pixels are over the limit of {MAX_PIXELS:,}; make it smaller"
         )
+
+
+def date_taken(path: Path) -> datetime | None:
+    """When the camera says that a picture was taken (EXIF `DateTimeOriginal`), without a time zone; else `None`."""
+    try:
+        check_regular(path, "picture")
+        with Image.open(path, formats=FORMATS) as image:
+            if image.width * image.height > MAX_PIXELS:  # the EXIF block of a PNG comes after the pixels
+                return None
+            written = image.getexif().get_ifd(ExifTags.IFD.Exif).get(ExifTags.Base.DateTimeOriginal)
+        return datetime.strptime(str(written).strip(" \0"), "%Y:%m:%d %H:%M:%S")
+    except (DataError, OSError, SyntaxError, ValueError, TypeError, KeyError, struct.error):
+        return None
+    except Image.DecompressionBombError:
+        return None
 
 
 def image_bytes(path: Path) -> bytes:

@@ -1,0 +1,571 @@
+"""Index photographs by file and search them by a sentence or a picture.
+
+A file with the same size and time, or else the same content, as in the index is not encoded again. Rows are written
+every `BLOCK` pictures, so a killed call loses at most the block it was encoding, and the same call continues.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from tellapart.data.features import BATCH, WHOLE, Part, encode_batches
+from tellapart.data.images import SUFFIXES, date_taken, load_image
+from tellapart.data.pictures import describe_picture
+from tellapart.data.records import Dataset, Record
+from tellapart.data.rows import read_grid
+from tellapart.errors import DataError, RecipeError, StoreError, shorten, some
+from tellapart.evaluation.caption_files import read_captions
+from tellapart.files import is_utf8
+from tellapart.index.base import ALL, MAX_CAPTION, ROWS, File, Hit, Made, Photo, Recall, Store, Vector, Where, row_id
+from tellapart.index.lance import LanceStore
+from tellapart.index.milvus import MilvusStore, is_address
+from tellapart.index.retriever import Reader, default_retriever
+
+# Pictures that are encoded before they are written.
+BLOCK = 64
+# Results that are compared to measure approximate search, and queries; fewer photographs need no approximate search.
+RECALL_FIRST, RECALL_QUERIES, FEWEST = 10, 100, 256
+# Reciprocal rank fusion (Cormack et al. 2009): 1 / (FUSION + rank), summed over both lists; and the length of a list.
+FUSION, FUSED = 60, 100
+# What a sentence is compared with.
+IN = ("both", "pictures", "captions")
+
+OnProgress = Callable[[int, int], None]
+
+
+@dataclass
+class Changes:
+    """What a call of `PhotoIndex.add` did, in photographs.
+
+    Attributes:
+        added: new ones. updated: encoded again, since their content changed. removed: those whose files are gone.
+        unchanged: not encoded again.
+        captioned: photographs that the file of captions has captions for. unmatched: its ids that are no photograph.
+        skipped: why each of the others could not be read.
+    """
+
+    added: int = 0
+    updated: int = 0
+    unchanged: int = 0
+    removed: int = 0
+    captioned: int = 0
+    unmatched: int = 0
+    skipped: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Found:
+    """A photograph that was found.
+
+    Attributes:
+        path: of its file.
+        similarity: to the query, by the retriever.
+        by: what found it: `picture`, `caption` or `both`.
+        taken: when it was taken, as `2024-05-31T18:30:00`.
+        caption: its caption in the index; empty if it has none.
+    """
+
+    path: str
+    similarity: float
+    by: str
+    taken: str
+    caption: str
+
+
+class PhotoIndex:
+    """An index of photographs; made by `open_index`.
+
+    Args:
+        store: its rows.
+        reader: the retriever, if it is open already; else it is opened from where the index says it was.
+
+    Example:
+        >>> index = tellapart.open_index("photos.lance", retriever="runs/coco-dcl-1a2b3c4d")    # doctest: +SKIP
+        >>> index.add(["holiday/", "dog.jpg"]).added                                             # doctest: +SKIP
+        412
+        >>> [found.path for found in index.search("two dogs on a beach", 3)]                     # doctest: +SKIP
+        >>> index.search(Path("dog.jpg"), path="holiday/*", after=datetime(2024, 5, 1))          # doctest: +SKIP
+    """
+
+    def __init__(self, store: Store, reader: Reader | None = None) -> None:
+        self.store = store
+        if reader is not None:
+            self.__dict__["reader"] = _checked(store, reader)
+
+    @cached_property
+    def reader(self) -> Reader:
+        """The retriever that made the index."""
+        folder = Path(self.store.made.folder)
+        if not folder.exists():
+            raise StoreError(
+                f"{self.store.place}: the retriever that made this index, '{self.store.made.name}', is no longer at "
+                f"{folder}; give its place with --retriever"
+            )
+        return _checked(self.store, Reader(folder))
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    # --- change -----------------------------------------------------------------------------------------------
+
+    def add(
+        self,
+        paths: Sequence[str | Path],
+        captions: str | Path | Mapping[str, Sequence[str]] | None = None,
+        part: Part = WHOLE,
+        on_progress: OnProgress | None = None,
+    ) -> Changes:
+        """Bring the index up to date with pictures and folders of pictures.
+
+        New and changed pictures are encoded, and those whose files are gone leave the index. Pictures of the index that
+        are not below the given folders stay.
+
+        Args:
+            paths: picture files, or folders. In folders, hidden files are left out and links to folders not followed.
+            captions: captions of the pictures: a file (docs/metrics.md has the forms), or captions by path. Ids are
+                paths, paths below one of the folders, or names of files that are there once.
+            part: only this part of the pictures; other processes do the others.
+            on_progress: called with the pictures that are written and those to encode.
+        """
+        listed = list_pictures(paths)
+        known = {
+            file.path: file for file in self.store.files(listed.folders, listed.named) if _is_mine(file.path, part)
+        }
+        missing = [path for path in listed.missing if _is_mine(path, part) and path not in known]
+        if missing:
+            raise DataError(f"{missing[0]}: this picture does not exist; check the path")
+        for folder in listed.empty:
+            lost = [path for path in known if path.startswith(f"{folder}/")]
+            if lost or part == WHOLE:
+                remedy = (
+                    f"to remove its {len(lost):,} pictures from the index, use --delete" if lost else "check the path"
+                )
+                raise DataError(f"{folder}: no picture is in this folder; {remedy}")
+        changes = Changes(skipped=[str(_bad_name(path)) for path in listed.bad_names if _is_mine(path, part)])
+        said = _match_captions(captions, listed, changes)
+        mine = [path for path in listed.files if _is_mine(path, part)]
+        self._remove_gone(known, set(mine), changes)
+        to_encode = self._refresh(mine, known, said, changes)
+        changes.captioned = sum(path in said for path in mine)
+        self._encode(to_encode, known, said, changes, on_progress)
+        if changes.added or changes.updated or changes.removed:
+            self.store.tidy()
+        return changes
+
+    def delete(self, paths: Sequence[str | Path]) -> int:
+        """Remove pictures, or all pictures below folders, from the index; gives how many. No file is touched."""
+        named = [_absolute(path) for path in paths]
+        found = list(dict.fromkeys(file.path for file in self.store.files(named, named)))
+        self.store.remove(found)
+        if found:
+            self.store.tidy()
+        return len(found)
+
+    def build_approximate(self) -> Recall:
+        """Make approximate search possible, and measure how much of the exact results it finds."""
+        photos = len(self.store)
+        if photos < FEWEST:
+            raise DataError(
+                f"{self.store.place}: holds {photos} photographs, and approximate search needs at least {FEWEST}; "
+                "exact search is fast for so few"
+            )
+        self.store.build_approximate()
+        with_caption = self.store.has_captions()
+        sample = self.store.sample(RECALL_QUERIES, with_caption)
+        if with_caption:  # sentences are what people search with, and lie elsewhere than pictures
+            queries = self.reader.read_texts([one.file.caption.split("\n")[0] for one in sample])
+        else:
+            queries = np.stack([one.vector for one in sample])
+        shares = [self._recall(query) for query in queries]
+        of = "captions" if with_caption else "photographs"
+        found = Recall(recall=float(np.mean(shares)), first=RECALL_FIRST, queries=len(queries), of=of, photos=photos)
+        self.store.write_note("recall", found)
+        return found
+
+    def _recall(self, query: Vector) -> float:
+        exact, found = (
+            {hit.path for hit in self.store.nearest(query, RECALL_FIRST, ALL, approximate)}
+            for approximate in (False, True)
+        )
+        return len(exact & found) / len(exact)
+
+    # --- search -----------------------------------------------------------------------------------------------
+
+    @property
+    def recall(self) -> Recall | None:
+        """How good approximate search was when it was built; `None` if it was not."""
+        return self.store.note("recall", Recall)
+
+    def search(
+        self,
+        query: str | Path | Image.Image,
+        count: int = 10,
+        *,
+        path: str | None = None,
+        after: datetime | None = None,
+        before: datetime | None = None,
+        compare: str = "both",
+        approximate: bool = False,
+    ) -> list[Found]:
+        """The photographs that fit a sentence or a picture best, best first.
+
+        Args:
+            query: a sentence (`str`), a picture file (`Path`) or a picture.
+            count: number of photographs.
+            path: pattern of the path, see `Where`.
+            after, before: taken at this time or later, and before this time.
+            compare: what a sentence is compared with: `pictures` by the retriever, the words of `captions`, or `both`,
+                whose ranks are then combined. Without captions in the index `both` is `pictures`.
+            approximate: search approximately, which is faster in very large indexes; see `recall`.
+        """
+        if compare not in IN:
+            raise RecipeError(f"'{compare}' is not something to compare with; give {', '.join(IN)}")
+        if count < 1:
+            raise RecipeError(f"{count} photographs cannot be found; give 1 or more")
+        if len(self.store) == 0:
+            raise DataError(
+                f"{self.store.place}: this index is empty; add pictures: tellapart index PHOTOS --to {self.store.place}"
+            )
+        if approximate and self.recall is None:
+            raise DataError(
+                f"{self.store.place}: approximate search is not built; build it: "
+                f"tellapart index --approximate --to {self.store.place}"
+            )
+        where = Where(path, *(None if date is None else clock_seconds(date) for date in (after, before)))
+        texts = isinstance(query, str) and compare != "pictures" and self.store.has_captions()
+        if compare == "captions" and not texts:
+            problem = "has no captions" if isinstance(query, str) else "is asked with a picture"
+            raise DataError(f"{self.store.place}: {problem}; search without --in captions, or index with --captions")
+        vector = self._vector(query)
+        depth = max(count, FUSED) if texts else count
+        pictures = [] if compare == "captions" else self.store.nearest(vector, depth, where, approximate)
+        words = self.store.worded(str(query), depth, where) if texts else []
+        return self._fuse(pictures, words, vector)[:count]
+
+    def _vector(self, query: str | Path | Image.Image) -> Vector:
+        if isinstance(query, str):
+            if not query.strip():
+                raise DataError("the query is blank; describe the photograph in a few words")
+            vector: Vector = self.reader.read_texts([query])[0]
+            return vector
+        picture = load_image(query, at_least=self.reader.encoder.size) if isinstance(query, Path) else query
+        return self.reader.read_picture(picture.convert("RGB"))
+
+    def _fuse(self, pictures: list[Hit], words: list[Hit], vector: Vector) -> list[Found]:
+        """Combine two rankings by the ranks in each."""
+        scores: defaultdict[str, float] = defaultdict(float)
+        for hits in (pictures, words):
+            for rank, hit in enumerate(hits):
+                scores[hit.path] += 1 / (FUSION + rank)
+        similarity = {hit.path: hit.score for hit in pictures}
+        only_words = [hit.path for hit in words if hit.path not in similarity]
+        similarity |= {one.file.path: float(one.vector @ vector) for one in self.store.read(only_words)}
+        by_words = {hit.path for hit in words}
+        unique = {hit.path: hit for hit in (*pictures, *words) if hit.path in similarity}
+        found = [
+            Found(
+                path,
+                similarity[path],
+                "picture" if path not in by_words else "caption" if path in only_words else "both",
+                datetime.fromtimestamp(hit.taken, UTC).replace(tzinfo=None).isoformat(),
+                hit.caption,
+            )
+            for path, hit in unique.items()
+        ]
+        return sorted(found, key=lambda one: (-scores[one.path], -one.similarity))
+
+    # --- steps of `add` ---------------------------------------------------------------------------------------
+
+    def _remove_gone(self, known: dict[str, File], here: set[str], changes: Changes) -> None:
+        gone = [path for path in known if path not in here]
+        self.store.remove(gone)
+        changes.removed = len(gone)
+
+    def _refresh(
+        self, paths: list[str], known: dict[str, File], said: Mapping[str, str], changes: Changes
+    ) -> list[str]:
+        """Write new times and captions of pictures with the same content; gives the pictures to encode."""
+        to_encode, touched = [], []
+        for path in paths:
+            before = known.get(path)
+            if before is None:
+                to_encode.append(path)
+                continue
+            stamp = _stamp(path)
+            now = replace(before, size=stamp[0], time=stamp[1], caption=said.get(path, before.caption))
+            if (now.size, now.time) != (before.size, before.time) and _describe(path).content != before.content:
+                to_encode.append(path)
+                continue
+            changes.unchanged += 1
+            if now != before:
+                touched.append(now)
+        for start in range(0, len(touched), ROWS):
+            files = {file.path: file for file in touched[start : start + ROWS]}
+            photos = [replace(one, file=files[one.file.path]) for one in self.store.read(list(files))]
+            self.store.put(photos)
+        return to_encode
+
+    def _encode(
+        self,
+        paths: list[str],
+        known: dict[str, File],
+        said: Mapping[str, str],
+        changes: Changes,
+        on_progress: OnProgress | None,
+    ) -> None:
+        """Encode pictures and write them, a block at a time."""
+        if not paths:
+            return
+        described: dict[str, tuple[File, int]] = {}
+        dataset = Dataset("photographs", Path(), tuple(Record(path, path, "test", ()) for path in paths))
+
+        def batches() -> Iterator[Sequence[Record]]:
+            """A picture is described before it is decoded: if it changes in between, it looks changed later."""
+            for start in range(0, len(paths), BATCH):
+                records = dataset.records[start : start + BATCH]
+                for record in records:
+                    file = _describe(record.id)
+                    before = known.get(record.id)
+                    caption = said.get(record.id, before.caption if before is not None else "")
+                    described[record.id] = replace(file, caption=caption), _taken(record.id, file)
+                yield records
+
+        encoder = self.reader.encoder
+        block: list[Photo] = []
+        broken: list[str] = []
+        done = 0
+
+        def write() -> None:
+            self.store.put(block)
+            self.store.remove([path for path in broken if path in known])
+            for one in block:
+                if one.file.path in known:
+                    changes.updated += 1
+                else:
+                    changes.added += 1
+            block.clear()
+            broken.clear()
+            if on_progress is not None:
+                on_progress(done, len(paths))
+
+        for number, (features, skipped) in enumerate(encode_batches(dataset, batches(), encoder)):
+            records = dataset.records[number * BATCH : (number + 1) * BATCH]
+            reasons = {row["id"]: row["reason"] for row in skipped}
+            readable = [row for row, record in enumerate(records) if record.id not in reasons]
+            if readable:
+                grid = read_grid(features, np.array(readable), with_last=encoder.identity.class_token)
+                for row, vector in zip(readable, self.reader.read_features(grid), strict=True):
+                    block.append(Photo(*described.pop(records[row].id), vector))
+            changes.skipped += reasons.values()
+            broken += reasons
+            done += len(records)
+            if len(block) >= BLOCK:
+                write()
+        write()
+
+
+def open_index(place: str | Path, retriever: str | Path | None = None, must_exist: bool = False) -> PhotoIndex:
+    """Open an index of photographs, or make a new one.
+
+    Args:
+        place: a folder of LanceDB files, such as `photos.lance`, or a collection of a Milvus server,
+            `http://HOST:19530/COLLECTION`.
+        retriever: a retriever's run or model folder, or a folder of CLIP or SigLIP. An index that exists knows its own;
+            another one is an error.
+        must_exist: raise an error if there is no index yet.
+    """
+    store: Store | None = MilvusStore.open(str(place)) if is_address(str(place)) else LanceStore.open(Path(place))
+    if store is not None:
+        return PhotoIndex(store, None if retriever is None else Reader(Path(retriever)))
+    if must_exist:
+        raise StoreError(f"{place}: no index is here; make it: tellapart index PHOTOS --to {place}")
+    reader = Reader(default_retriever() if retriever is None else Path(retriever))
+    made = reader.made
+    if is_address(str(place)):
+        return PhotoIndex(MilvusStore.create(str(place), made), reader)
+    return PhotoIndex(LanceStore.create(Path(place), made), reader)
+
+
+def _checked(store: Store, reader: Reader) -> Reader:
+    """The retriever, if it is the one that made the index."""
+    made, given = store.made, reader.made
+    if made.retriever == given.retriever:
+        return reader
+    same = made.name == given.name and made.encoder.name == given.encoder.name
+    raise StoreError(
+        f"{store.place}: was made by another retriever ({_named(made)}, from {made.folder}) than {reader.folder} "
+        f"({_named(given)}{', with other weights' if same else ''}); use that one, or make another index"
+    )
+
+
+def _named(made: Made) -> str:
+    return f"{made.name} {made.retriever[:8]} on {made.encoder.name}"
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Listed:
+    """Pictures that were asked for, by absolute path.
+
+    Attributes:
+        files: those that are there, each once.
+        folders: the folders that were named. named: the other paths that were named.
+        missing: named paths without a file. empty: named folders without a picture.
+        bad_names: paths that are not UTF-8 text.
+    """
+
+    files: list[str]
+    folders: list[str]
+    named: list[str]
+    missing: list[str]
+    empty: list[str]
+    bad_names: list[str]
+
+
+def list_pictures(paths: Sequence[str | Path]) -> Listed:
+    """Find the pictures in folders and among named files."""
+    if isinstance(paths, str | Path):
+        raise DataError(f"{paths}: give a list of pictures and folders, such as [{str(paths)!r}]")
+    if not paths:
+        raise DataError("no picture was given; give picture files or folders")
+    listed = Listed([], [], [], [], [], [])
+    found: dict[str, None] = {}
+    for path in map(_absolute, paths):
+        if os.path.isdir(path):
+            inside = list(_walk(path))
+            listed.folders.append(path)
+            found.update(dict.fromkeys(inside))
+            if not inside:
+                listed.empty.append(path)
+        else:
+            listed.named.append(path)
+            if os.path.exists(path):
+                found[path] = None
+            else:
+                listed.missing.append(path)
+    for path in found:
+        (listed.files if is_utf8(path) else listed.bad_names).append(path)
+    wrong = [path for path in (*listed.folders, *listed.missing) if not is_utf8(path)]
+    if wrong:
+        raise _bad_name(wrong[0])
+    return replace(listed, named=[path for path in listed.named if is_utf8(path)])
+
+
+def _walk(folder: str) -> Iterator[str]:
+    """Pictures below a folder, in alphabetical order."""
+
+    def fail(error: OSError) -> None:
+        raise DataError(f"{error.filename}: this folder cannot be read ({error.strerror}); check its permissions")
+
+    for inner, folders, names in os.walk(folder, onerror=fail):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for name in sorted(names):
+            if not name.startswith(".") and os.path.splitext(name)[1].lower() in SUFFIXES:
+                yield os.path.join(inner, name)
+
+
+def _absolute(path: str | Path) -> str:
+    if "\0" in str(path):
+        raise DataError(f"{str(path)!r}: this is not a path; check it")
+    return Path(os.path.abspath(path)).as_posix()
+
+
+def _bad_name(path: str) -> DataError:
+    return DataError(f"{path!a}: the name of this picture is not UTF-8 text; rename it")
+
+
+def _is_mine(path: str, part: Part) -> bool:
+    """Whether a picture is in this part: it depends on its path only."""
+    return part == WHOLE or int(row_id_of(path), 16) % part.of == part.index
+
+
+def row_id_of(path: str) -> str:
+    """The key of a picture, also of one whose name is not UTF-8."""
+    return row_id(path if is_utf8(path) else ascii(path))
+
+
+def _describe(path: str) -> File:
+    size, time, content = describe_picture(Path(path))
+    return File(path, size, time, bytes(content).hex(), "")
+
+
+def _stamp(path: str) -> tuple[int, int]:
+    try:
+        about = os.stat(path)
+    except OSError:
+        return -1, -1
+    return about.st_size, about.st_mtime_ns
+
+
+def _taken(path: str, file: File) -> int:
+    """When a picture was taken, in seconds of clock time: by the camera, else the time of the file."""
+    date = date_taken(Path(path))
+    return clock_seconds(date if date is not None else datetime.fromtimestamp(file.time / 1e9))
+
+
+def clock_seconds(date: datetime) -> int:
+    """A date and time as the clock on the wall showed it, as a number; cameras do not say in which time zone.
+
+    >>> clock_seconds(datetime(1970, 1, 2))
+    86400
+    """
+    return int(date.replace(tzinfo=UTC).timestamp())
+
+
+def parse_date(text: str) -> datetime:
+    """A date, and a time if it has one.
+
+    >>> parse_date("2024-05"), parse_date("2024-05-31T18:30")
+    (datetime.datetime(2024, 5, 1, 0, 0), datetime.datetime(2024, 5, 31, 18, 30))
+    """
+    begun = re.fullmatch(r"(\d{4})(-\d\d)?", text)
+    try:
+        return datetime.fromisoformat(f"{begun[1]}{begun[2] or '-01'}-01" if begun else text)
+    except ValueError:
+        raise DataError(f"'{shorten(text, 40)}' is not a date; write it as 2024, 2024-05 or 2024-05-31") from None
+
+
+# --- captions ---------------------------------------------------------------------------------------------------------
+
+
+def _match_captions(
+    captions: str | Path | Mapping[str, Sequence[str]] | None, listed: Listed, changes: Changes
+) -> dict[str, str]:
+    """Captions by absolute path; several captions of a picture are lines of one text."""
+    if captions is None:
+        return {}
+    source = "the captions" if isinstance(captions, Mapping) else str(captions)
+    if not isinstance(captions, Mapping):
+        captions = read_captions(Path(captions), ragged=True)
+    files = set(listed.files)
+    names = Counter(os.path.basename(path) for path in listed.files)
+    by_name = {os.path.basename(path): path for path in listed.files}
+    said: dict[str, str] = {}
+    unmatched = []
+    for id, texts in captions.items():
+        candidates = [_absolute(id), *(_absolute(os.path.join(folder, id)) for folder in listed.folders)]
+        path = next((one for one in candidates if one in files), None)
+        if path is None and names[os.path.basename(id)] == 1:
+            path = by_name[os.path.basename(id)]
+        if path is None:
+            unmatched.append(id)
+        else:
+            said[path] = "\n".join(texts).encode("utf-8")[:MAX_CAPTION].decode("utf-8", "ignore")
+    if not said:
+        raise DataError(
+            f"{source}: no caption is of one of these pictures (ids: {some(unmatched)}); name them by path or file name"
+        )
+    changes.unmatched = len(unmatched)
+    return said

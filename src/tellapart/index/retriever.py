@@ -1,0 +1,128 @@
+"""The retriever of an index: any run or model folder with index vectors, or a CLIP or SigLIP folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+
+from tellapart import registry
+from tellapart.data.settings import DataSettings
+from tellapart.encoders import open_encoder
+from tellapart.encoders.base import ImageEncoder, accelerator
+from tellapart.errors import RecipeError, StoreError
+from tellapart.files import digest_of
+from tellapart.huggingface.folders import FAMILIES, model_type
+from tellapart.index.base import Made, Vector
+from tellapart.models import weights_digest
+from tellapart.retrievers.base import Raw, Retriever, load_retriever
+from tellapart.text import UNKNOWN, Vocabulary
+
+# Family of a Hugging Face model -> prefix of its encoder, and the retriever that it is.
+DUAL_ENCODERS = {"clip": ("clip-tokens", "hf-clip"), "siglip": ("siglip", "hf-siglip")}
+
+
+def default_retriever() -> Path:
+    """The folder of the retriever that is used when none is given."""
+    raise RecipeError(
+        "give the retriever that reads the pictures: --retriever RUN, a retriever's run or model folder, or a CLIP or "
+        "SigLIP folder ('tellapart train coco/dcl.yaml' trains one)"
+    )
+
+
+def open_retriever(folder: Path) -> Retriever:
+    """Load a retriever that has index vectors: from a run or model folder, or from a folder of CLIP or SigLIP."""
+    if (folder / "config.json").exists() and not (folder / "model.json").exists():
+        retriever = _open_dual_encoder(folder)
+    else:
+        retriever = load_retriever(folder)
+    if not retriever.has_index_vectors:
+        raise RecipeError(
+            f"{folder}: the retriever '{retriever.name}' compares words with regions and has no vectors to index; "
+            "use another one, such as 'coder' or 'ranking'"
+        )
+    return retriever.to(accelerator() or "cpu")
+
+
+def _open_dual_encoder(folder: Path) -> Retriever:
+    family = FAMILIES.get(model_type(folder))
+    if family not in DUAL_ENCODERS:
+        raise RecipeError(f"{folder}: holds a model of type '{model_type(folder)}'; a retriever is CLIP or SigLIP")
+    prefix, name = DUAL_ENCODERS[family]
+    encoder = open_encoder(f"{prefix}:{folder.resolve()}").identity
+    cls = registry.find("retriever", name)
+    retriever: Retriever = cls.make(cls.Settings(), [], DataSettings(source="scenes"), encoder)
+    return retriever.eval()
+
+
+class Reader:
+    """A retriever with its image encoder: pictures and sentences become vectors.
+
+    Args:
+        folder: see `open_retriever`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.retriever = open_retriever(folder)
+
+    @cached_property
+    def encoder(self) -> ImageEncoder:
+        encoder = self.retriever.open_encoder(accelerator())
+        if encoder.identity != self.retriever.encoder:
+            raise StoreError(
+                f"{self.folder}: was trained on features of another {self.retriever.encoder.name}; install the version "
+                "it used"
+            )
+        return encoder
+
+    @cached_property
+    def made(self) -> Made:
+        """How an index names this retriever. Where it is and where its encoder is are no part of the digest."""
+        retriever, encoder = self.retriever, self.retriever.encoder
+        parts = {
+            "name": retriever.name,
+            "settings": retriever.settings.model_dump(mode="json", exclude_defaults=True),
+            "weights": weights_digest(retriever.state_dict()),
+            "encoder": {**encoder.as_dict(), "name": None},
+        }
+        return Made(
+            retriever=digest_of(parts),
+            name=retriever.name,
+            folder=str(self.folder.resolve()),
+            encoder=encoder,
+            width=self.read_texts(["a"]).shape[1],
+        )
+
+    def read_features(self, features: np.ndarray) -> Vector:
+        """Vectors of pictures, from their region features."""
+        device = self.retriever.device
+        with torch.inference_mode():
+            return self._vectors(self.retriever.embed_images(torch.from_numpy(features).to(device)))
+
+    def read_picture(self, picture: Image.Image) -> Vector:
+        """The vector of one picture."""
+        features = self.encoder.encode([self.encoder.squeeze(picture)])
+        # As a feature store keeps them, so that a picture is nearest to itself.
+        return self.read_features(features.astype(np.float16).astype(np.float32))[0]
+
+    def read_texts(self, texts: Sequence[str]) -> Vector:
+        """Vectors of sentences."""
+        with torch.inference_mode():
+            return self._vectors(self.retriever.embed_texts(list(texts)))
+
+    def _vectors(self, raw: Raw) -> Vector:
+        vectors: Vector = self.retriever.index_vectors(raw).float().cpu().numpy()
+        return vectors
+
+    def unknown_words(self, text: str) -> list[str]:
+        """Words of a sentence that the retriever does not know; it ignores what they say."""
+        vocabulary = self.retriever.vocabulary
+        if type(vocabulary) is not Vocabulary:  # pieces of words: none is unknown
+            return []
+        known = zip(vocabulary.words(text), vocabulary.encode(text), strict=False)
+        return [word for word, row in known if row == UNKNOWN]
