@@ -85,6 +85,12 @@ class ToldApart:
         """All pictures, group by group."""
         return [picture for group in self.groups for picture in group]
 
+    def write(self, path: str | Path) -> None:
+        """Write a page (`.html`), JSONL or CSV, by the ending of the file; see docs/tell-apart.md."""
+        from tellapart.telling_apart.output import write_told_apart
+
+        write_told_apart(self, Path(path))
+
 
 @torch.no_grad()
 def tell_apart(
