@@ -193,7 +193,8 @@ def ablations(settings: TellApartSettings) -> Iterator[tuple[str, TellApartSetti
     yield "without samples", settings, but("sample")
     yield "only beams, reordered", settings, only("beam")
     yield "without the retriever's score", without("retrieval"), lambda _: True
-    yield "without the captioner as listener", without("likelihood"), lambda _: True
+    if settings.likelihood:
+        yield "without the captioner as listener", without("likelihood"), lambda _: True
     yield "without fluency", without("fluency"), lambda _: True
     yield "without truth", without("truth"), lambda _: True
 
@@ -205,7 +206,7 @@ def gap_closed(
     rng = np.random.default_rng(0)
     drawn = rng.integers(0, len(plain), (RESAMPLES, len(plain)))
     ours, gap = (told - plain)[drawn].mean(axis=1), (people - plain)[drawn].mean(axis=1)
-    low, high = np.percentile(ours / np.where(gap == 0, np.nan, gap), [2.5, 97.5])
+    low, high = np.nanpercentile(ours / np.where(gap == 0, np.nan, gap), [2.5, 97.5])
     return float((told - plain).mean() / (people - plain).mean()), float(low), float(high)
 
 
@@ -241,7 +242,8 @@ def main() -> None:
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
-    settings = TellApartSettings.parse({}, chosen.set)
+    # All parts are measured, also those without weight by default.
+    settings = TellApartSettings.parse({}, [*(["likelihood=0.1"] if chosen.tune else []), *chosen.set])
     encoder = load_captioner(chosen.model).encoder.name
     data = DataSettings(source=chosen.data, encoder=encoder, prepared=chosen.prepared, store=chosen.store)
     images = Images(prepare(data), chosen.split, chosen.images, chosen.group_size)

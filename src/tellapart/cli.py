@@ -444,15 +444,14 @@ def tell_apart(
     for error in skipped:
         print(f"skipped: {error}", file=sys.stderr)
     if sidecars:
-        write_sidecars([(Path(one.id), one.caption) for one in told.pictures])
+        written = write_sidecars([(Path(one.id), one.caption) for one in told.pictures])
+        print(f"{len(written)} sidecars, such as {written[0]}")
     if out is not None:
         write_told_apart(told, out)
-        grouped = [one for one in told.pictures if one.of > 1]
-        found, plain = (
-            sum(rank == 1 for rank in ranks) for ranks in ([o.rank for o in grouped], [o.plain_rank for o in grouped])
-        )
+        alike = [one for one in told.pictures if one.of > 1]
+        plain, found = sum(one.plain_rank == 1 for one in alike), sum(one.rank == 1 for one in alike)
         print(
-            f"{len(grouped)} of {len(told.pictures)} pictures are like others; {plain} plain captions and {found} "
+            f"{len(alike)} of {len(told.pictures)} pictures are like others; {plain} plain captions and {found} "
             f"distinctive ones find their picture; {out}"
         )
     elif not sidecars:

@@ -38,7 +38,7 @@ def test_the_caption_that_tells_apart_is_chosen(captioner: Captioner, retriever:
 
 
 def test_scores_equal_their_equations(captioner: Captioner, retriever: Retriever) -> None:
-    settings = TellApartSettings(retrieval_temperature=0.5, least_word=0.05)
+    settings = TellApartSettings(retrieval_temperature=0.5, least_word=0.05, likelihood=1.0)
     task = Task(0, (2, 1))
     scorer = Scorer(captioner, FEATURES, retriever, FEATURES)
     (scored,) = scorer.score([task], [[Candidate(text, "given") for text in TEXTS]], settings)
@@ -116,7 +116,9 @@ def test_candidates_come_from_everywhere(name: str, features: torch.Tensor) -> N
     model = make_captioner(name=name)
     with torch.no_grad():
         model.predict.weight *= 6
-    settings = TellApartSettings(samples=8, temperature=3.0, contrast=(0.5, 0.9), guidance=(0.8,), beam=3)
+    settings = TellApartSettings(
+        samples=8, temperature=3.0, contrast=(0.5, 0.9), guidance=(0.8,), beam=3, likelihood=1.0
+    )
     tasks = [Task(0, (2, 1)), Task(2, ())]
     decoding = DecodingSettings(max_words=6)
     found = propose(model, features, tasks, settings, decoding, [7, 8], [["a tree  house"], ["", "two cars"]])
@@ -151,3 +153,9 @@ def test_settings_are_checked() -> None:
     assert TellApartSettings.parse({"group_size": 5}, ["contrast=[0.2]", "samples=3"]).contrast == (0.2,)
     with pytest.raises(RecipeError, match="sampels: there is no such key; did you mean 'samples'"):
         TellApartSettings.parse({}, ["sampels=3"])
+
+
+def test_a_retriever_replaces_the_captioner_as_listener() -> None:
+    settings = TellApartSettings()
+    assert settings.likelihood_weight(retriever=True) == 0 < settings.likelihood_weight(retriever=False)
+    assert TellApartSettings(likelihood=2.0).likelihood_weight(retriever=True) == 2.0

@@ -27,23 +27,24 @@ class Scored:
     Attributes:
         candidate: the caption.
         fluency: ln p(caption | picture) per token.
-        likelihood: ln p(picture | caption) among the picture and its distractors, under the captioner.
-        retrieval: the same under the retriever; 0 without one.
+        likelihood: ln p(picture | caption) among the picture and its distractors, under the captioner; 0 if that was
+            not asked for.
+        retrieval: the same under the retriever; `None` without one.
         truth: how little its content words fit the picture, see `doubt`.
     """
 
     candidate: Candidate
     fluency: float
     likelihood: float
-    retrieval: float
+    retrieval: float | None
     truth: float
 
     def total(self, settings: TellApartSettings) -> float:
         """The weighted sum of the scores."""
         return (
             settings.fluency * self.fluency
-            + settings.likelihood * self.likelihood
-            + settings.retrieval * self.retrieval
+            + settings.likelihood_weight(self.retrieval is not None) * self.likelihood
+            + settings.retrieval * (self.retrieval or 0.0)
             + settings.truth * self.truth
         )
 
@@ -97,8 +98,7 @@ class Scorer:
         lengths = (tokens != PAD).sum(dim=1)
         fluency = (own.sum(dim=1) / lengths).tolist()
         others = [task.others[: settings.distractors] for task in owners]
-        # Under this weight the listener would not count; scoring it is most of the work.
-        asked = settings.likelihood > 0
+        asked = settings.likelihood_weight(self.retriever is not None) > 0
         likelihood = self._under_captioner(tokens, own.sum(dim=1), others) if asked else [0.0] * len(texts)
         retrieval = self._under_retriever(tasks, candidates, settings)
         doubts = [
@@ -168,11 +168,11 @@ class Scorer:
 
     def _under_retriever(
         self, tasks: Sequence[Task], candidates: Sequence[Sequence[Candidate]], settings: TellApartSettings
-    ) -> list[float]:
-        """ln p(picture | caption) ∝ exp(similarity / temperature), of each candidate."""
+    ) -> list[float | None]:
+        """ln p(picture | caption) ∝ exp(similarity / temperature), of each candidate; `None` without a retriever."""
         if self.retriever is None:
-            return [0.0] * sum(map(len, candidates))
-        found: list[float] = []
+            return [None] * sum(map(len, candidates))
+        found: list[float | None] = []
         for task, several in zip(tasks, candidates, strict=True):
             pictures = [task.picture, *task.others[: settings.distractors]]
             images = take(self._images, torch.tensor(pictures, device=self.retriever.device))

@@ -10,6 +10,9 @@ from pydantic import Field, ValidationError
 from tellapart.errors import RecipeError
 from tellapart.settings import Section, explain, set_override
 
+# Weight of the captioner as a listener where there is no retriever.
+ALONE = 0.3
+
 
 class TellApartSettings(Section):
     """How pictures are grouped, where candidate captions come from, and how they are weighed."""
@@ -30,10 +33,18 @@ class TellApartSettings(Section):
     fluency: float = Field(1.0, ge=0, description="weight of ln p per token under the plain model")
     retrieval: float = Field(1.0, ge=0, description="weight of ln p(picture | caption) under the retriever")
     retrieval_temperature: float = Field(0.1, gt=1e-6, description="of the retriever's similarities")
-    likelihood: float = Field(0.1, ge=0, description="weight of ln p(picture | caption) under the plain model")
+    likelihood: float | None = Field(
+        None, ge=0, description="weight of ln p(picture | caption) under the plain model; null: 0 beside a retriever"
+    )
     truth: float = Field(0.1, ge=0, description="weight of words that do not fit the picture")
     least_word: float = Field(0.01, gt=0, lt=1, description="a content word less likely than this is doubtful")
     marked: float = Field(2.0, ge=1, description="a word is marked if it is so many times likelier than for the others")
+
+    def likelihood_weight(self, retriever: bool) -> float:
+        """The weight of the captioner as a listener. Asking it is most of the work, so a retriever replaces it."""
+        if self.likelihood is not None:
+            return self.likelihood
+        return 0.0 if retriever else ALONE
 
     @classmethod
     def parse(cls, content: dict[str, Any], overrides: Sequence[str] = ()) -> TellApartSettings:

@@ -23,6 +23,7 @@ from tellapart.encoders.base import ImageEncoder, accelerator
 from tellapart.errors import DataError, RunError, StoreError
 from tellapart.files import Pieces, cache_folder, digest_of, digest_of_file, is_utf8, read_json
 from tellapart.models import Model, model_digest
+from tellapart.progress import ProgressLine
 from tellapart.retrievers.base import Retriever, load_retriever
 from tellapart.telling_apart.candidates import Task, propose, read_candidates
 from tellapart.telling_apart.endpoint import Endpoint
@@ -86,6 +87,12 @@ class ToldApart:
         """All pictures, group by group."""
         return [picture for group in self.groups for picture in group]
 
+    def write(self, path: str | Path) -> None:
+        """Write a page (`.html`), JSONL or CSV, by the ending of the file; see docs/tell-apart.md."""
+        from tellapart.telling_apart.output import write_told_apart
+
+        write_told_apart(self, Path(path))
+
 
 @torch.no_grad()
 def tell_apart(
@@ -124,7 +131,7 @@ def tell_apart(
     settings = settings or TellApartSettings()
     album = _Album(images)
     models = _Models(model, retriever)
-    skipped, pooled = _look(album, models, on_skip)
+    skipped, pooled = _look(album, models.encoder, on_skip)
     if not album.pictures:
         raise DataError("no image could be read")
     given = read_candidates(Path(candidates), album.ids) if candidates is not None else [[] for _ in album.ids]
@@ -148,7 +155,7 @@ def tell_apart(
         found = pieces.find(f"{number}", _read_piece)
         if found is None:
             if endpoint is not None:
-                for place in (place for group in block for place in group):
+                for place in (place for group in block if len(group) > 1 for place in group):
                     given[place] = [*given[place], *endpoint.captions(album.open(place))]
             rows = _tell_block(models, album, block, unit, settings, given, first=len(told) + 1)
             found = pieces.keep(f"{number}", {"groups": [[one.row() for one in group] for group in rows]})
@@ -199,10 +206,10 @@ class _Album:
 
 
 def _look(
-    album: _Album, models: _Models, on_skip: Callable[[DataError], None] | None
+    album: _Album, encoder: ImageEncoder, on_skip: Callable[[DataError], None] | None
 ) -> tuple[list[str], NDArray[np.float32]]:
     """Why pictures cannot be read, and the pooled features of the others."""
-    encoder = models.encoder
+    line = ProgressLine("looking for similar pictures", " images")
     skipped: list[str] = []
     readable: list[int] = []
     pooled: list[NDArray[np.float32]] = []
@@ -219,6 +226,7 @@ def _look(
         if opened:
             grid = encoder.encode(opened)
             pooled.append(grid[:, -1] if encoder.identity.class_token else grid.mean(axis=1))
+        line.update(min(start + ENCODED, len(album.ids)), len(album.ids))
     album.keep(readable)
     return skipped, np.concatenate(pooled) if pooled else np.zeros((0, encoder.identity.width), np.float32)
 
@@ -265,9 +273,12 @@ class _Models:
         """Features of pictures for the captioner and for the retriever."""
         encoders = [self.encoder, *([] if self._retriever_encoder is self.encoder else [self._retriever_encoder])]
         side = max(encoder.size for encoder in encoders)
-        pictures = [album.open(place, side) for place in places]
-        found = [torch.from_numpy(encoder.encode([encoder.squeeze(one) for one in pictures])) for encoder in encoders]
-        found = [features.to(self.captioner.device) for features in found]
+        parts: list[list[torch.Tensor]] = [[] for _ in encoders]
+        for start in range(0, len(places), ENCODED):
+            opened = [album.open(place, side) for place in places[start : start + ENCODED]]
+            for encoder, part in zip(encoders, parts, strict=True):
+                part.append(torch.from_numpy(encoder.encode([encoder.squeeze(one) for one in opened])))
+        found = [torch.cat(part).to(self.captioner.device) for part in parts]
         return found[0], found[-1]
 
 
