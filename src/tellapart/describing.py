@@ -23,7 +23,7 @@ from tellapart.errors import StoreError
 from tellapart.models import Model, model_folder, read_description
 from tellapart.recipe import Recipe
 from tellapart.retrievers.base import Retriever, load_retriever
-from tellapart.shipped import find_model
+from tellapart.shipped import find_model, is_shipped
 from tellapart.text import UNKNOWN
 
 # A run or model folder, or several: an ensemble.
@@ -151,7 +151,10 @@ class Describer:
         import tellapart
 
         model = self.models[0] if len(self.models) == 1 else self.models
-        return tellapart.tell_apart(images, model=model, retriever=self.retriever_folder, **options)
+        retriever = self.retriever_folder
+        if retriever is None and is_shipped("shipped/retriever"):
+            retriever = find_model("shipped/retriever")
+        return tellapart.tell_apart(images, model=model, retriever=retriever, **options)
 
     # --- what it is made of, each loaded on first use -----------------------------------------------------------------
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from support.close import assert_close
-from support.tiny import make_captioner, names, tiny_settings
+from support.tiny import IDENTITY, make_captioner, names, tiny_settings
 from tellapart.captioners.base import Captioner
 from tellapart.text import END, PAD, START, UNKNOWN
 
@@ -166,3 +166,20 @@ def test_it_overfits_twenty_captions(name: str) -> None:
     memory = model.encode(features)
     scores = torch.stack([model.log_prob(memory, tokens, torch.full((20,), image)) for image in range(10)])
     assert (scores.argmax(dim=0) == images).all(), "each caption is likeliest for its own image"
+
+
+@pytest.mark.parametrize("name", names("captioner"))
+def test_picture_dropout_sometimes_shows_no_picture(name: str) -> None:
+    """In training a picture is replaced by features of zeros; otherwise nothing changes."""
+    features = torch.randn(400, IDENTITY.regions, IDENTITY.width, generator=torch.Generator().manual_seed(1))
+    captioner, plain = make_captioner(name=name, picture_dropout=0.3), make_captioner(name=name)
+    seen: list[torch.Tensor] = []
+    captioner.normalise.register_forward_hook(lambda module, given, result: seen.append(result))
+    with torch.no_grad():
+        captioner.encode(features)
+        torch.testing.assert_close(seen[0], plain.normalise(features))
+        captioner.train().encode(features)
+        nothing = captioner.normalise.bias.expand(IDENTITY.regions, -1)
+    dropped = (seen[1] == nothing).all(dim=(1, 2))
+    assert 0.2 < dropped.float().mean() < 0.4
+    torch.testing.assert_close(seen[1][~dropped], seen[0][~dropped])

@@ -9,14 +9,22 @@ from pydantic import Field
 from torch import nn
 from torch.nn import functional
 
-from tellapart.captioners.base import Grouping, Traces, WordLogits, at_tokens, words_before
+from tellapart.captioners.base import (
+    CaptionerSettings,
+    Grouping,
+    PictureNorm,
+    Traces,
+    WordLogits,
+    at_tokens,
+    words_before,
+)
 from tellapart.captioners.recurrent import Packing, RecurrentCaptioner, RegionMemory, initialise_gates
 from tellapart.encoders.base import EncoderIdentity
-from tellapart.settings import MAX_WIDTH, Section
+from tellapart.settings import MAX_WIDTH
 from tellapart.text import PAD, Vocabulary
 
 
-class AdaptiveAttentionSettings(Section):
+class AdaptiveAttentionSettings(CaptionerSettings):
     """Settings of `AdaptiveAttention`."""
 
     hidden: int = Field(512, ge=1, le=MAX_WIDTH, description="width of the LSTM, the regions and the sentinel")
@@ -68,7 +76,7 @@ class AdaptiveAttention(RecurrentCaptioner):
     def __init__(self, settings: AdaptiveAttentionSettings, vocabulary: Vocabulary, encoder: EncoderIdentity) -> None:
         super().__init__(settings, vocabulary, encoder)
         width, embedding, attention = settings.hidden, settings.embedding, settings.attention
-        self.normalise = nn.LayerNorm(encoder.width)
+        self.normalise = PictureNorm(encoder.width, settings.picture_dropout)
         self.region = nn.Linear(encoder.width, width)
         self.whole = nn.Linear(encoder.width, embedding)
         self.word = nn.Embedding(len(vocabulary), embedding)

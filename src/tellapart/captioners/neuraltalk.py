@@ -9,14 +9,14 @@ from pydantic import Field
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
-from tellapart.captioners.base import Traces, WordLogits, at_tokens, words_before
+from tellapart.captioners.base import CaptionerSettings, PictureNorm, Traces, WordLogits, at_tokens, words_before
 from tellapart.captioners.recurrent import Packing, RecurrentCaptioner
 from tellapart.encoders.base import EncoderIdentity
-from tellapart.settings import MAX_WIDTH, Section
+from tellapart.settings import MAX_WIDTH
 from tellapart.text import PAD, Vocabulary
 
 
-class NeuralTalkSettings(Section):
+class NeuralTalkSettings(CaptionerSettings):
     """Settings of `NeuralTalk`."""
 
     hidden: int = Field(512, ge=1, le=MAX_WIDTH, description="width of the LSTM")
@@ -59,7 +59,7 @@ class NeuralTalk(RecurrentCaptioner):
 
     def __init__(self, settings: NeuralTalkSettings, vocabulary: Vocabulary, encoder: EncoderIdentity) -> None:
         super().__init__(settings, vocabulary, encoder)
-        self.normalise = nn.LayerNorm(encoder.width)
+        self.normalise = PictureNorm(encoder.width, settings.picture_dropout)
         self.image = nn.Linear(encoder.width, settings.embedding)
         self.word = nn.Embedding(len(vocabulary), settings.embedding)
         self.lstm = nn.LSTM(settings.embedding, settings.hidden)

@@ -12,15 +12,23 @@ from pydantic import Field, model_validator
 from torch import nn
 from torch.nn import functional
 
-from tellapart.captioners.base import Captioner, Grouping, Traces, WordLogits, words_before
+from tellapart.captioners.base import (
+    Captioner,
+    CaptionerSettings,
+    Grouping,
+    PictureNorm,
+    Traces,
+    WordLogits,
+    words_before,
+)
 from tellapart.encoders.base import EncoderIdentity
-from tellapart.settings import MAX_WIDTH, Section
+from tellapart.settings import MAX_WIDTH
 from tellapart.text import PAD, Vocabulary
 
 KeysAndValues = tuple[torch.Tensor, torch.Tensor]  # each [batch, heads, items, width / heads]
 
 
-class TransformerSettings(Section):
+class TransformerSettings(CaptionerSettings):
     """Settings of `Transformer`."""
 
     width: int = Field(512, ge=1, le=MAX_WIDTH, description="width of all hidden states")
@@ -254,7 +262,7 @@ class Transformer(Captioner):
 
     def __init__(self, settings: TransformerSettings, vocabulary: Vocabulary, encoder: EncoderIdentity) -> None:
         super().__init__(settings, vocabulary, encoder)
-        self.normalise = nn.LayerNorm(encoder.width)
+        self.normalise = PictureNorm(encoder.width, settings.picture_dropout)
         self.region = nn.Linear(encoder.width, settings.width)
         self.normalise_region = nn.LayerNorm(settings.width)
         self.encoder_layers = self._encoder_layers(settings)

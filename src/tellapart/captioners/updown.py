@@ -9,16 +9,24 @@ from pydantic import Field
 from torch import nn
 from torch.nn import functional
 
-from tellapart.captioners.base import Grouping, Traces, WordLogits, at_tokens, words_before
+from tellapart.captioners.base import (
+    CaptionerSettings,
+    Grouping,
+    PictureNorm,
+    Traces,
+    WordLogits,
+    at_tokens,
+    words_before,
+)
 from tellapart.captioners.recurrent import Packing, RecurrentCaptioner, RegionMemory, initialise_gates
 from tellapart.encoders.base import EncoderIdentity
-from tellapart.settings import MAX_WIDTH, Section
+from tellapart.settings import MAX_WIDTH
 from tellapart.text import PAD, Vocabulary
 
 LstmState = tuple[torch.Tensor, torch.Tensor]  # hidden state and cell, [rows, hidden] each
 
 
-class UpDownSettings(Section):
+class UpDownSettings(CaptionerSettings):
     """Settings of `UpDown`."""
 
     hidden: int = Field(512, ge=1, le=MAX_WIDTH, description="width of both LSTMs and of the regions (paper: 1000)")
@@ -67,7 +75,7 @@ class UpDown(RecurrentCaptioner):
     def __init__(self, settings: UpDownSettings, vocabulary: Vocabulary, encoder: EncoderIdentity) -> None:
         super().__init__(settings, vocabulary, encoder)
         width, attention = settings.hidden, settings.attention
-        self.normalise = nn.LayerNorm(encoder.width)
+        self.normalise = PictureNorm(encoder.width, settings.picture_dropout)
         self.region = nn.Linear(encoder.width, width)
         self.word = nn.Embedding(len(vocabulary), settings.embedding)
         # Gates (input, forget, output, candidate) of LSTM₁ from each of its inputs, and of LSTM₂ from [v̂; h¹; h²₋₁].
