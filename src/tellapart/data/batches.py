@@ -350,7 +350,8 @@ class BatchSource:
             return None
         # For all images of the split, so that it does not matter which of them a process needs: 0.1 ms for COCO.
         rng = np.random.default_rng([self.seed, 4, epoch, position])
-        return rng.integers(2, size=len(self.records), dtype=np.uint8).astype(bool) & ~self._names_a_side
+        drawn = rng.integers(2, size=len(self.records), dtype=np.uint8).astype(bool)
+        return np.asarray(drawn & ~self._names_a_side)
 
     def _drawn_with(self, batch: Batch, images: np.ndarray) -> np.ndarray | None:
         """Which of these images are mirrored in the step of a batch."""
