@@ -376,13 +376,13 @@ def export(
 @app.command("tell-apart")
 def tell_apart(
     images: Annotated[list[Path], typer.Argument(help="Images, or folders of images.")],
-    model: Annotated[list[Path], typer.Option(help="A captioner's run or model folder; repeat to ensemble models.")],
+    model: ModelOption = None,
     retriever: Annotated[
-        Path | None,
+        str,
         typer.Option(
-            help="A retriever's run or model folder, which judges the captions; by default the captioner's likelihood."
+            help="A retriever's run or model folder, which judges the captions; 'none': the captioner's likelihood."
         ),
-    ] = None,
+    ] = "shipped/retriever",
     out: Annotated[
         Path | None,
         typer.Option(help="PAGE.html, FILE.jsonl or FILE.csv; by default the rows are printed (JSONL)."),
@@ -433,8 +433,8 @@ def tell_apart(
     line = ProgressLine("telling apart", " images")
     told = tell(
         paths,
-        model,
-        retriever,
+        model or "shipped",
+        None if retriever == "none" else retriever,
         settings,
         candidates=candidates,
         endpoint=server,
@@ -467,7 +467,7 @@ def index(
     photos: Annotated[list[Path] | None, typer.Argument(help="Pictures, or folders of pictures.")] = None,
     retriever: Annotated[
         Path | None,
-        typer.Option(help="A retriever's run or model folder, or a CLIP or SigLIP folder; an index knows its own."),
+        typer.Option(help="A retriever's run or model folder, or a CLIP or SigLIP folder; by default the shipped one."),
     ] = None,
     captions: Annotated[
         Path | None, typer.Option(help="Captions of the pictures to search too, e.g. of 'tellapart caption --out'.")

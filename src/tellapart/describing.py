@@ -19,11 +19,10 @@ from tellapart.decoding.ensemble import Ensemble
 from tellapart.decoding.search import BLOCK, decode
 from tellapart.decoding.settings import DecodingSettings
 from tellapart.encoders.base import ImageEncoder, accelerator
-from tellapart.errors import StoreError
-from tellapart.models import Model, model_folder, read_description
+from tellapart.models import model_folder, open_own_encoder, read_description
 from tellapart.recipe import Recipe
 from tellapart.retrievers.base import Retriever, load_retriever
-from tellapart.shipped import find_model, is_shipped
+from tellapart.shipped import find_model
 from tellapart.text import UNKNOWN
 
 # A run or model folder, or several: an ensemble.
@@ -151,10 +150,7 @@ class Describer:
         import tellapart
 
         model = self.models[0] if len(self.models) == 1 else self.models
-        retriever = self.retriever_folder
-        if retriever is None and is_shipped("shipped/retriever"):
-            retriever = find_model("shipped/retriever")
-        return tellapart.tell_apart(images, model=model, retriever=retriever, **options)
+        return tellapart.tell_apart(images, model, self.retriever_folder or "shipped/retriever", **options)
 
     # --- what it is made of, each loaded on first use -----------------------------------------------------------------
 
@@ -245,16 +241,6 @@ def own_decoding(model: Models) -> DecodingSettings:
 def was_mirrored(folder: Path) -> bool:
     """Whether a run was trained on mirrored pictures too; a model folder does not say."""
     return (folder / "recipe.yaml").exists() and Recipe.load(folder).data.mirrored
-
-
-def open_own_encoder(model: Model, named: str | Path) -> ImageEncoder:
-    """The encoder of a model's image features; an error if it is another one now than in the training."""
-    encoder = model.open_encoder(accelerator())
-    if encoder.identity != model.encoder:
-        raise StoreError(
-            f"{named}: was trained on features of another {model.encoder.name}; install the version it used"
-        )
-    return encoder
 
 
 def _is_picture(images: Any) -> TypeGuard[Picture]:

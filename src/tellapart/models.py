@@ -26,8 +26,8 @@ from torch import nn
 
 from tellapart import registry
 from tellapart.encoders import open_encoder
-from tellapart.encoders.base import EncoderIdentity, ImageEncoder
-from tellapart.errors import DataError, RecipeError, RunError, out_of_memory, shorten, some
+from tellapart.encoders.base import EncoderIdentity, ImageEncoder, accelerator
+from tellapart.errors import DataError, RecipeError, RunError, StoreError, out_of_memory, shorten, some
 from tellapart.files import (
     Stored,
     check_folder,
@@ -305,6 +305,16 @@ def pointed_checkpoint(run: Path, pointer: str) -> Path:
     if not (path.parent / name).is_dir():
         raise RunError(f"{path}: the checkpoint '{name}' is not there; {remedy}")
     return path.parent / name
+
+
+def open_own_encoder(model: Model, named: str | Path) -> ImageEncoder:
+    """The encoder of a model's image features; an error if it is another one now than in the training."""
+    encoder = model.open_encoder(accelerator())
+    if encoder.identity != model.encoder:
+        raise StoreError(
+            f"{named}: was trained on features of another {model.encoder.name}; install the version it used"
+        )
+    return encoder
 
 
 def model_digest(folder: Path) -> str:

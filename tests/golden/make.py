@@ -1,4 +1,4 @@
-"""Write `captions.json`: what the shipped captioner says of pictures of scikit-image. Run it after a new model is shipped.
+"""Write `captions.json`: what the shipped captioner says of pictures of scikit-image. Run it for a new shipped model.
 
 python tests/golden/make.py
 """

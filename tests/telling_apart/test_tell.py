@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tellapart import cli
+from tellapart import cli, shipped
 from tellapart.errors import DataError, RunError
 from tellapart.telling_apart import tell
 from tellapart.telling_apart.settings import TellApartSettings
@@ -42,14 +42,14 @@ def test_similar_pictures_are_told_apart(models: Models, photos: Path) -> None:
 
 
 def test_without_a_retriever_the_captioner_ranks(models: Models, photos: Path) -> None:
-    told = tell_apart([photos / "red.png", photos / "blue.png"], models[0], settings=SETTINGS)
+    told = tell_apart([photos / "red.png", photos / "blue.png"], models[0], None, SETTINGS)
     assert told.ranked_by == "captioner"
     assert [(one.caption, one.rank) for one in told.pictures] == [("a red house", 1), ("a blue house", 1)]
 
 
 def test_images_of_pillow_and_repeated_files(models: Models, photos: Path) -> None:
     red, blue = photos / "red.png", photos / "blue.png"
-    told = tell_apart([red, Image.open(blue), str(red)], [models[0], models[0]], settings=SETTINGS)
+    told = tell_apart([red, Image.open(blue), str(red)], [models[0], models[0]], None, SETTINGS)
     assert [(one.id, one.caption) for one in told.pictures] == [
         (str(red), "a red house"),
         ("picture 2", "a blue house"),
@@ -106,8 +106,15 @@ def test_no_picture(models: Models, images: list[str]) -> None:
         tell_apart(images, *models)
 
 
-def test_no_model(photos: Path) -> None:
-    with pytest.raises(RunError, match="no captioner was named; give the run folder of one"):
+def test_shipped_models_are_the_default(models: Models, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shipped, "shipped_models", lambda: models[0].parent)
+    named, by_default = tell_apart([photos], *models, SETTINGS), tell_apart([photos], settings=SETTINGS)
+    assert by_default == named
+
+
+def test_no_model(photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shipped, "shipped_models", lambda: tmp_path / "none")
+    with pytest.raises(RunError, match="no captioner comes with this copy of tellapart"):
         tell_apart([photos])
     with pytest.raises(DataError, match="give a list of images"):
         tell_apart(str(photos))

@@ -29,7 +29,8 @@ from tellapart.files import is_utf8
 from tellapart.index.base import ALL, MAX_CAPTION, ROWS, File, Hit, Made, Photo, Recall, Store, Vector, Where, row_id
 from tellapart.index.lance import LanceStore
 from tellapart.index.milvus import MilvusStore, is_address
-from tellapart.index.retriever import Reader, default_retriever
+from tellapart.index.retriever import Reader
+from tellapart.shipped import find_model
 
 # Pictures that are encoded before they are written.
 BLOCK = 64
@@ -380,16 +381,16 @@ def open_index(place: str | Path, retriever: str | Path | None = None, must_exis
     Args:
         place: a folder of LanceDB files, such as `photos.lance`, or a collection of a Milvus server,
             `http://HOST:19530/COLLECTION`.
-        retriever: a retriever's run or model folder, or a folder of CLIP or SigLIP. An index that exists knows its own;
-            another one is an error.
+        retriever: a retriever's run or model folder, or a folder of CLIP or SigLIP; by default the shipped one. An
+            index that exists knows its own; another one is an error.
         must_exist: raise an error if there is no index yet.
     """
     store: Store | None = MilvusStore.open(str(place)) if is_address(str(place)) else LanceStore.open(Path(place))
     if store is not None:
-        return PhotoIndex(store, None if retriever is None else Reader(Path(retriever)))
+        return PhotoIndex(store, None if retriever is None else Reader(find_model(retriever)))
     if must_exist:
         raise StoreError(f"{place}: no index is here; make it: tellapart index PHOTOS --to {place}")
-    reader = Reader(default_retriever() if retriever is None else Path(retriever))
+    reader = Reader(find_model(retriever or "shipped/retriever"))
     made = reader.made
     if is_address(str(place)):
         return PhotoIndex(MilvusStore.create(str(place), made), reader)

@@ -14,24 +14,16 @@ from tellapart import registry
 from tellapart.data.settings import DataSettings
 from tellapart.encoders import open_encoder
 from tellapart.encoders.base import ImageEncoder, accelerator
-from tellapart.errors import RecipeError, StoreError
+from tellapart.errors import RecipeError
 from tellapart.files import digest_of
 from tellapart.huggingface.folders import FAMILIES, model_type
 from tellapart.index.base import Made, Vector
-from tellapart.models import weights_digest
+from tellapart.models import open_own_encoder, weights_digest
 from tellapart.retrievers.base import Raw, Retriever, load_retriever
 from tellapart.text import UNKNOWN, Vocabulary
 
 # Family of a Hugging Face model -> prefix of its encoder, and the retriever that it is.
 DUAL_ENCODERS = {"clip": ("clip-tokens", "hf-clip"), "siglip": ("siglip", "hf-siglip")}
-
-
-def default_retriever() -> Path:
-    """The folder of the retriever that is used when none is given."""
-    raise RecipeError(
-        "give the retriever that reads the pictures: --retriever RUN, a retriever's run or model folder, or a CLIP or "
-        "SigLIP folder ('tellapart train coco/dcl.yaml' trains one)"
-    )
 
 
 def open_retriever(folder: Path) -> Retriever:
@@ -72,13 +64,7 @@ class Reader:
 
     @cached_property
     def encoder(self) -> ImageEncoder:
-        encoder = self.retriever.open_encoder(accelerator())
-        if encoder.identity != self.retriever.encoder:
-            raise StoreError(
-                f"{self.folder}: was trained on features of another {self.retriever.encoder.name}; install the version "
-                "it used"
-            )
-        return encoder
+        return open_own_encoder(self.retriever, self.folder)
 
     @cached_property
     def made(self) -> Made:

@@ -15,16 +15,17 @@ from pydantic import TypeAdapter, ValidationError
 
 from tellapart.captioners.base import load_captioner
 from tellapart.captioning import expand_images
-from tellapart.data.images import load_image
+from tellapart.data.images import Picture, open_picture
 from tellapart.decoding.base import Decodable
 from tellapart.decoding.ensemble import Ensemble
-from tellapart.describing import own_decoding
+from tellapart.describing import Models, own_decoding
 from tellapart.encoders.base import ImageEncoder, accelerator
-from tellapart.errors import DataError, RunError, StoreError
+from tellapart.errors import DataError
 from tellapart.files import Pieces, cache_folder, digest_of, digest_of_file, is_utf8, read_json
-from tellapart.models import Model, model_digest
+from tellapart.models import model_digest, open_own_encoder
 from tellapart.progress import ProgressLine
 from tellapart.retrievers.base import Retriever, load_retriever
+from tellapart.shipped import find_model, is_shipped
 from tellapart.telling_apart.candidates import Task, propose, read_candidates
 from tellapart.telling_apart.endpoint import Endpoint
 from tellapart.telling_apart.groups import group_alike, others_nearest_first, unit_vectors
@@ -34,7 +35,7 @@ from tellapart.telling_apart.settings import TellApartSettings
 # Pictures encoded at once, and pictures told apart at once; a group is never split over two blocks.
 ENCODED, BLOCK = 64, 16
 
-Picture = str | Path | Image.Image
+SHIPPED_RETRIEVER = "shipped/retriever"
 
 
 @dataclass(frozen=True)
@@ -97,8 +98,8 @@ class ToldApart:
 @torch.no_grad()
 def tell_apart(
     images: Sequence[Picture],
-    model: str | Path | Sequence[str | Path] | None = None,
-    retriever: str | Path | None = None,
+    model: Models = "shipped",
+    retriever: str | Path | None = SHIPPED_RETRIEVER,
     settings: TellApartSettings | None = None,
     *,
     candidates: str | Path | None = None,
@@ -113,10 +114,10 @@ def tell_apart(
     the equations. An interrupted call continues when it is made again.
 
     Args:
-        images: image files, folders of them, or Pillow images.
-        model: a captioner's run or model folder; a list of them is an ensemble.
-        retriever: a retriever's run or model folder, which judges the candidates and ranks the pictures. Without one
-            the captioner's likelihood does both.
+        images: image files, folders of them, or pictures of another kind (`tellapart.data.images.Picture`).
+        model: a captioner's run or model folder; a list of them is an ensemble. By default the shipped one.
+        retriever: a retriever's run or model folder, which judges the candidates and ranks the pictures. By default the
+            shipped one. If there is none, or with `None`, the captioner's likelihood does both.
         settings: groups, candidates and weights.
         candidates: a file with more captions, whoever wrote them (JSONL rows with `image` and `captions`).
         endpoint: a server that gives more captions. The pictures are sent to it.
@@ -175,9 +176,9 @@ class _Album:
     def __init__(self, images: Sequence[Picture]) -> None:
         if isinstance(images, str | Path):
             raise DataError(f"{images}: give a list of images, such as [{str(images)!r}]")
-        self.pictures: list[Path | Image.Image] = []
+        self.pictures: list[Picture] = []
         for one in images:
-            self.pictures += [one] if isinstance(one, Image.Image) else expand_images([one])
+            self.pictures += expand_images([one]) if isinstance(one, str | Path) else [one]
         if not self.pictures:
             raise DataError("no image was given; give image files or folders")
         # The same file twice cannot be told apart.
@@ -188,11 +189,9 @@ class _Album:
 
     def open(self, place: int, at_least: int | None = None) -> Image.Image:
         picture = self.pictures[place]
-        if isinstance(picture, Image.Image):
-            return picture.convert("RGB")
-        if not is_utf8(str(picture)):
+        if isinstance(picture, Path) and not is_utf8(str(picture)):
             raise DataError(f"{picture}: the name of this picture is not UTF-8 text; rename it")
-        return load_image(picture, at_least)
+        return open_picture(picture, at_least, self.ids[place])
 
     def keep(self, places: Sequence[int]) -> None:
         """Drop all other pictures."""
@@ -200,7 +199,7 @@ class _Album:
 
     def digests(self) -> list[list[str]] | None:
         """Ids and digests of the files; `None` if a picture is not a file."""
-        if any(isinstance(one, Image.Image) for one in self.pictures):
+        if not all(isinstance(one, Path) for one in self.pictures):
             return None
         return [[id, digest_of_file(Path(id))] for id in self.ids]
 
@@ -234,32 +233,24 @@ def _look(
 # --- models -----------------------------------------------------------------------------------------------------------
 
 
-def find_model(named: str | Path | None, kind: str) -> Path:
-    """The folder of a model that was named."""
-    if named is None:
-        raise RunError(f"no {kind} was named; give the run folder of one, such as --model runs/coco-transformer-mle")
-    return Path(named)
-
-
 class _Models:
     """The captioner and the retriever with their encoders."""
 
-    def __init__(self, model: str | Path | Sequence[str | Path] | None, retriever: str | Path | None) -> None:
+    def __init__(self, model: Models, retriever: str | Path | None) -> None:
         device = accelerator() or "cpu"
-        several = [model] if model is None or isinstance(model, str | Path) else list(model)
-        self.folders = [find_model(one, "captioner") for one in several]
+        self.folders = [find_model(one) for one in ([model] if isinstance(model, str | Path) else model)]
         captioners = [load_captioner(folder).to(device) for folder in self.folders]
         self.captioner: Decodable = captioners[0] if len(captioners) == 1 else Ensemble(captioners)
         self.decoding = own_decoding(self.folders)
-        self.encoder = _open_encoder(captioners[0], self.folders[0])
+        self.encoder = open_own_encoder(captioners[0], self.folders[0])
         self.retriever: Retriever | None = None
         self._retriever_encoder = self.encoder
-        if retriever is not None:
-            folder = find_model(retriever, "retriever")
+        if retriever is not None and (retriever != SHIPPED_RETRIEVER or is_shipped(SHIPPED_RETRIEVER)):
+            folder = find_model(retriever)
             self.retriever = load_retriever(folder).to(device)
             self.folders.append(folder)
             if self.retriever.encoder != self.captioner.encoder:
-                self._retriever_encoder = _open_encoder(self.retriever, folder)
+                self._retriever_encoder = open_own_encoder(self.retriever, folder)
 
     @property
     def ranked_by(self) -> Literal["retriever", "captioner"]:
@@ -280,15 +271,6 @@ class _Models:
                 part.append(torch.from_numpy(encoder.encode([encoder.squeeze(one) for one in opened])))
         found = [torch.cat(part).to(self.captioner.device) for part in parts]
         return found[0], found[-1]
-
-
-def _open_encoder(model: Model, folder: Path) -> ImageEncoder:
-    encoder = model.open_encoder(accelerator())
-    if encoder.identity != model.encoder:
-        raise StoreError(
-            f"{folder}: was trained on features of another {model.encoder.name}; install the version it used"
-        )
-    return encoder
 
 
 # --- blocks -----------------------------------------------------------------------------------------------------------
