@@ -21,7 +21,7 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from tellapart import registry
-from tellapart.data.settings import DataSettings, NegativeSettings
+from tellapart.data.settings import OWN, DataSettings, NegativeSettings
 from tellapart.decoding.settings import DecodingSettings
 from tellapart.engine.settings import TrainingSettings
 from tellapart.errors import DataError, RecipeError, did_you_mean, quote
@@ -88,7 +88,7 @@ class Recipe(Section):
         """Read a recipe and apply its budget and overrides; all mistakes are reported at once.
 
         A recipe inherits the keys it does not set in `data` and `captioner` or `retriever` from the recipe it starts
-        from, and those in `data`, except the encoder, from the recipes of its roles.
+        from, and those in `data`, except the encoder and the half, from the recipes of its roles.
 
         Args:
             path: a recipe file, a run folder, or the name of a shipped recipe, such as `scenes/adaptive-cl.yaml`.
@@ -281,8 +281,7 @@ class _Files:
             for part in ("data", *TRAINED) if name == "start" else ("data",):
                 own, given = content.get(part, {}), inherited.get(part)
                 if isinstance(own, dict) and isinstance(given, dict):
-                    # A role may use another encoder than the target.
-                    kept = given if name == "start" else {key: v for key, v in given.items() if key != "encoder"}
+                    kept = given if name == "start" else {key: v for key, v in given.items() if key not in OWN}
                     content[part] = merge(own, kept)
         if not overrides:
             self._known[key] = content

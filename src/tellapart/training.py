@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from tellapart.data.batches import BatchSource
 from tellapart.data.features import FeatureStore
 from tellapart.data.prepare import Prepared, prepare
+from tellapart.data.settings import OWN
 from tellapart.data.unlabelled import has_training_split, with_training_split
 from tellapart.decoding.ensemble import Ensemble
 from tellapart.encoders.base import accelerator
@@ -303,15 +304,14 @@ def _upstreams(recipe: Recipe, runs: Path, on_progress: OnProgress | None) -> Up
 def _upstream(place: str, recipe: Recipe, runs: Path, on_progress: OnProgress | None) -> Run:
     """Open a run folder, or train a recipe on the same data.
 
-    A recipe that sets an encoder keeps it; others use the target's.
+    A recipe that sets an encoder or a half of the training images keeps it; others use the target's.
     """
     path = Path(place)
     if path.is_dir():
         return open_run(path)
     found = Recipe.load(path, budget=recipe.budget)
-    data = recipe.data
-    if "encoder" in (read_recipe(path).get("data") or {}):
-        data = data.model_copy(update={"encoder": found.data.encoder})
+    own = {key: getattr(found.data, key) for key in OWN if key in (read_recipe(path).get("data") or {})}
+    data = recipe.data.model_copy(update=own)
     return run_recipe(found.model_copy(update={"data": data}), runs, on_progress=on_progress)
 
 

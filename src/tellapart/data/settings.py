@@ -9,6 +9,10 @@ from pydantic import Field
 from tellapart.data.rows import StoreType
 from tellapart.settings import ADDED, Section
 
+# Settings of `data` that a recipe does not take from the recipes of its roles, nor a role from the recipe it serves: a
+# frozen model may have another encoder, or be trained on half of the images.
+OWN = ("encoder", "half", "half_seed")
+
 
 class ScenesSettings(Section):
     """Number of scenes to render in each split."""
@@ -35,6 +39,12 @@ class DataSettings(Section):
     max_words: int = Field(
         18, ge=1, le=1_000, description="maximum number of words in a training caption; longer ones are cut"
     )
+    half: Literal[1, 2] | None = Field(
+        None,
+        description="train on half 1 or 2 of the training images, to judge the captions of the other; null: on all",
+        json_schema_extra=ADDED,
+    )
+    half_seed: int = Field(0, ge=0, description="of the division into halves", json_schema_extra=ADDED)
 
 
 class NegativeSettings(Section):
