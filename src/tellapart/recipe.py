@@ -31,6 +31,8 @@ from tellapart.settings import Section, explain, for_key, load_yaml, set_overrid
 BUDGETS = ("smoke", "laptop", "paper")
 # What a recipe can train; it has exactly one of these sections.
 TRAINED = ("captioner", "retriever")
+# The role of retrievers that tell generic from specific captions. They are not given to the objective.
+ENTROPY = "entropy"
 # Sections whose other keys depend on their `name`.
 COMPONENTS = (*TRAINED, "objective")
 
@@ -148,7 +150,14 @@ class Recipe(Section):
             needed["retriever"] = "retriever"
         if self.training.validate_specificity and "listener" in self.roles:
             needed["listener"] = "retriever"
+        if self.divides_captions:
+            needed[ENTROPY] = "retriever"
         return needed
+
+    @property
+    def divides_captions(self) -> bool:
+        """Whether generic captions are told from specific ones, by the role `entropy`."""
+        return self.data.captions != "all" or self.negatives.by in ("generic", "specific")
 
     def resolved(self) -> Content:
         """Plain data with all defaults."""
@@ -281,7 +290,8 @@ class _Files:
             for part in ("data", *TRAINED) if name == "start" else ("data",):
                 own, given = content.get(part, {}), inherited.get(part)
                 if isinstance(own, dict) and isinstance(given, dict):
-                    kept = given if name == "start" else {key: v for key, v in given.items() if key not in OWN}
+                    left = ("captions", "entropy") if name == "start" else OWN
+                    kept = {key: value for key, value in given.items() if key not in left}
                     content[part] = merge(own, kept)
         if not overrides:
             self._known[key] = content
@@ -490,6 +500,8 @@ def _objective_problems(recipe: Recipe, files: _Files) -> list[str]:
     for role, kind in needed.items():
         if role not in recipe.roles:
             user = "negatives.by 'retriever'" if recipe.negatives.by == "retriever" else "training.validate_specificity"
+            if role == ENTROPY:
+                user = "data.captions" if recipe.data.captions != "all" else f"negatives.by '{recipe.negatives.by}'"
             user = f"the {objective.name} objective" if role in _own_roles(recipe) else user
             problems.append(f"roles.{role}.from: {user} needs a {kind} here, a run or a recipe")
     for role, upstream in recipe.roles.items():
@@ -506,6 +518,10 @@ def _objective_problems(recipe: Recipe, files: _Files) -> list[str]:
                 problems.append(f"roles.{role}.from: {place} trains a {kind}, and a {needed[role]} is needed here")
             problems += _encoder_problems(found.get("data"), f"roles.{role}: {place}: ")
     problems += _encoder_problems(recipe.data.model_dump(), "")
+    if recipe.divides_captions and recipe.data.half is not None:
+        problems.append("data.half: not available with data.captions or generic negatives; set it to null")
+    if recipe.data.captions != "all" and recipe.negatives.by in ("retriever", "generic", "specific"):
+        problems.append("negatives.by: set it to images where data.captions is not all")
     if getattr(recipe, objective.trains) is None and getattr(recipe, recipe.trains) is not None:
         problems.append(
             f"objective.name: {objective.name} trains a {objective.trains}, and this recipe has a {recipe.trains}; "

@@ -127,7 +127,7 @@ class LayerMaps:
     def of_image(self, real: torch.Tensor, grouping: Grouping) -> torch.Tensor:
         """`[real tokens, heads of all encoder layers, regions]`."""
         by_row = [grouping.ungroup(one.transpose(1, 2).flatten(2))[real] for one in self.image]
-        return torch.cat([one.unflatten(1, (self.image[0].shape[1], -1)) for one in by_row], dim=1)
+        return torch.cat([one.view(len(one), self.image[0].shape[1], -1) for one in by_row], dim=1)
 
 
 class SubLayer(nn.Module):

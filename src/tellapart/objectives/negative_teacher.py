@@ -93,7 +93,7 @@ def exp_minus_kl(teacher: torch.Tensor, student: torch.Tensor) -> torch.Tensor:
 
 
 def hidden_similarity(teacher: list[torch.Tensor], student: list[torch.Tensor]) -> torch.Tensor:
-    """Σ_l of equation 7 for each token, `[tokens]`: states `[tokens, width]` of each layer, by softmax over features."""
+    """Σ_l of equation 7 for each token, `[tokens]`, from the states of each layer `[tokens, width]`."""
     pairs = zip(teacher, student, strict=True)
     layers = [exp_minus_kl(n.float().log_softmax(dim=1), s.float().log_softmax(dim=1)) for n, s in pairs]
     return torch.stack(layers).sum(dim=0)
@@ -145,8 +145,8 @@ class NegativeTeacherSettings(Section):
 
     prediction: Literal["soft", "hard", "random", "unlikelihood", "distillation", "none"] = Field(
         "soft",
-        description="L_pred: the teacher's probabilities, its greedy caption, a random caption, the most frequent words "
-        "(eq. 2), or towards the teacher (eq. 4)",
+        description="L_pred: avoid the teacher's probabilities, its greedy caption, a random caption or the most "
+        "frequent words (eq. 2); or go towards the teacher (eq. 4)",
     )
     temperature: float = Field(1.0, gt=1e-3, description="t of the softmax of both models in L_pred")
     frequent: int = Field(20, ge=1, description="unlikelihood: number of most frequent words")
@@ -381,8 +381,8 @@ class NegativeTeacher(Objective):
             if used and not (of_teacher and of_target):
                 lacking = teacher if not of_teacher else target
                 raise RecipeError(
-                    f"objective.{key}: {name} needs the attention maps of a Transformer, and the {lacking.name} captioner "
-                    f"has none; set objective.{key} to false, or train a 'transformer' or 'meshed-memory' captioner"
+                    f"objective.{key}: {name} needs the attention maps of a Transformer, and the {lacking.name} "
+                    f"captioner has none; set objective.{key} to false, or use a 'transformer' or 'meshed-memory'"
                 )
             if used and of_teacher != of_target:
                 raise RecipeError(
