@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +11,11 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from tellapart import cli
 from tellapart.data.halves import half_of
 from tellapart.errors import DataError, RunError
 from tellapart.evaluation import retrieval_entropy as module
+from tellapart.evaluation.generic_captions import describe_judges
 from tellapart.evaluation.retrieval_entropy import (
     EntropyJudge,
     EntropySums,
@@ -22,6 +25,7 @@ from tellapart.evaluation.retrieval_entropy import (
     retrieval_entropy,
     vector_entropies,
 )
+from tellapart.files import read_jsonl
 from tellapart.run import Run
 from tellapart.training import train
 
@@ -72,7 +76,7 @@ def test_the_order_of_images_and_captions_does_not_matter() -> None:
     found = vector_entropies(images, captions)
     drawn = np.random.default_rng(4)
     one, other = drawn.permutation(300), drawn.permutation(60)
-    np.testing.assert_allclose(vector_entropies(images[one], captions[other]), found[other], atol=1e-4)
+    np.testing.assert_allclose(vector_entropies(images[one], captions[other]), found[other], atol=1e-3)
 
 
 def test_a_diverged_retriever_is_an_error() -> None:
@@ -83,13 +87,7 @@ def test_a_diverged_retriever_is_an_error() -> None:
 
 def test_percentiles_are_among_captions_of_one_judge() -> None:
     judge = np.array([0, 1, 0, 1, 0])
-    found = RetrievalEntropy(
-        np.array([1.0, 9.0, 2.0, 8.0, 2.0]),
-        judge,
-        judge == 5,
-        3,
-        None,  # type: ignore[arg-type]
-    ).percentiles()
+    found = RetrievalEntropy(np.array([1.0, 9.0, 2.0, 8.0, 2.0]), judge, judge == 5, []).percentiles()
     assert found.tolist() == pytest.approx([1 / 6, 3 / 4, 4 / 6, 1 / 4, 4 / 6])
     assert percentiles_among(np.array([5.0]), np.array([5.0, 5.0])).tolist() == [0.5]
 
@@ -114,7 +112,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "objective": {"name": "ranking-hinge", "negatives": 2},
         "training": training,
     }
-    scan = {**ranking, "name": "scan", "retriever": {"name": "scan", "words": 6, "hidden": 6, "embedding": 8}}
+    scan = {**ranking, "name": "scan", "retriever": {"name": "scan", "words": 6, "width": 8}}
+    scan |= {"objective": {"name": "coder", "loss": "triplet"}}
     mle = {
         "name": "mle",
         "data": data,
@@ -134,7 +133,7 @@ def runs(place: Path) -> list[Run]:
     return [train(place / "ranking.yaml", *change, runs=place / "runs") for change in changes]
 
 
-def expected(run: Run, records: list, pool: list[int], temperature: float = 0.05) -> NDArray[np.float64]:  # type: ignore[type-arg]
+def expected(run: Run, records: list, pool: list[int], temperature: float = 0.01) -> NDArray[np.float64]:  # type: ignore[type-arg]
     retriever, store = run.retriever, run.data.store
     with torch.no_grad():
         images = retriever.embed_images(torch.from_numpy(store.grid(pool)))
@@ -156,7 +155,7 @@ def test_each_half_is_judged_by_the_retriever_of_the_other(runs: list[Run]) -> N
     assert found.images == 30
     by = [expected(run, records, rows) for run in (first, second)]
     half = np.array([half_of(record) for record in records for _ in record.captions])
-    np.testing.assert_allclose(found.entropies, np.where(half == 2, by[0], by[1]), atol=1e-4)
+    np.testing.assert_allclose(found.entropies, np.where(half == 2, by[0], by[1]), atol=1e-3)
     assert (found.judge == np.where(half == 2, 0, 1)).all()
     np.testing.assert_array_equal(caption_entropies([second, first]), found.entropies)
 
@@ -200,7 +199,7 @@ def test_a_retriever_that_compares_pair_by_pair(place: Path) -> None:
     dataset = scan.data.dataset
     records = dataset.split("test")
     rows = [dataset.row(record.id) for record in records]
-    np.testing.assert_allclose(caption_entropies([scan], split="test"), expected(scan, records, rows), atol=1e-4)
+    np.testing.assert_allclose(caption_entropies([scan], split="test"), expected(scan, records, rows), atol=1e-3)
 
 
 def test_interrupted_and_continued(runs: list[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -225,7 +224,7 @@ def test_interrupted_and_continued(runs: list[Run], tmp_path: Path, monkeypatch:
         on_progress=lambda what, done, of: shown.append(done) if what.startswith("measuring") else None,
     )
     assert shown[0] == 80, "two blocks were there"
-    np.testing.assert_allclose(found, once, atol=1e-5)
+    np.testing.assert_allclose(found, once, atol=1e-3)
     shown.clear()
     np.testing.assert_array_equal(
         caption_entropies([runs[0]], folder=tmp_path / "stopped", on_progress=lambda *_: shown.append(0)), found
@@ -239,3 +238,92 @@ def test_a_captioner_and_other_data_are_refused(place: Path, runs: list[Run]) ->
         retrieval_entropy([mle])
     with pytest.raises(RunError, match="at least one"):
         retrieval_entropy([])
+
+
+# --- the command ----------------------------------------------------------------------------------------------------
+
+
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str]:
+    """Status, and what is printed on both streams."""
+    monkeypatch.setattr("sys.argv", ["tellapart", "retrieval-entropy", *map(str, arguments)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    streams = capsys.readouterr()
+    return int(ended.value.code or 0), streams.out + streams.err
+
+
+def test_command_lists_both_ends(
+    runs: list[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    two = ("--retriever", runs[1].folder, "--retriever", runs[2].folder)
+    files = ("--out", tmp_path / "rows.jsonl", "--gallery", tmp_path / "page.html")
+    status, text = command(monkeypatch, capsys, "scenes", *two, "--show", 3, *files)
+    assert status == 0
+    assert "No caption was judged by a retriever that was trained on it" in text
+    rows = read_jsonl(tmp_path / "rows.jsonl")
+    found = retrieval_entropy(runs[1:])
+    assert sorted(row["entropy"] for row in rows) == pytest.approx(sorted(found.entropies), abs=1e-5)
+    assert [row["percentile"] for row in rows] == sorted((row["percentile"] for row in rows), reverse=True)
+    assert {row["retriever"] for row in rows} == {run.folder.name for run in runs[1:]}
+    assert not any(row["seen"] for row in rows)
+    listed = text.splitlines()
+    assert rows[0]["caption"] in listed[2]
+    assert any(rows[-1]["caption"] in line for line in listed[listed.index("the most specific") :])
+    page = (tmp_path / "page.html").read_text()
+    assert page.count('<div class="query">') == 6
+    assert page.count("data:image/jpeg") == 6 * 6, "its own picture, and the five that fit best"
+    # The same files are written again, those of others are not.
+    assert command(monkeypatch, capsys, "scenes", *two, *files)[0] == 0
+    (tmp_path / "mine.jsonl").write_text('{"caption": "a dog"}\n')
+    status, text = command(monkeypatch, capsys, "scenes", *two, "--out", tmp_path / "mine.jsonl")
+    assert (status, "was not written by tellapart" in text) == (2, True)
+
+
+def test_command_says_how_generic_anyones_captions_are(
+    runs: list[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mine.txt").write_text("a red square\n\n a circle \n")
+    two = ("--retriever", runs[1].folder, "--retriever", runs[2].folder)
+    asked = ("--captions", tmp_path / "mine.txt", "--out", tmp_path / "rows.jsonl", "--gallery", tmp_path / "p.html")
+    status, text = command(monkeypatch, capsys, "scenes", *two, *asked)
+    assert status == 0
+    assert "a circle" in text
+    rows = read_jsonl(tmp_path / "rows.jsonl")
+    assert [row["caption"] for row in rows] == ["a red square", "a circle"]
+    found = retrieval_entropy(runs[1:])
+    for row in rows:
+        by = [judge.entropies([row["caption"]])[0] for judge in found.judges]
+        assert row["entropy"] == pytest.approx(np.mean(by), abs=1e-5)
+        shares = [(found.entropies[found.judge == place] < one).mean() for place, one in enumerate(by)]
+        assert row["percentile"] == pytest.approx(np.mean(shares), abs=0.02)
+    assert "How generic are these?" in (tmp_path / "p.html").read_text()
+    (tmp_path / "mine.txt").write_text("\n")
+    assert "no caption is in this file" in command(monkeypatch, capsys, "scenes", *two, *asked)[1]
+
+
+def test_command_warns_and_refuses(
+    place: Path, runs: list[Run], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status, text = command(monkeypatch, capsys, "scenes", "--retriever", runs[0].folder)
+    assert status == 0
+    assert "Warning: not cross-fitted" in text
+    assert "data.half=1" in text
+    for retriever, why in (
+        (place / "nowhere", "this is not a run folder"),
+        (train(place / "mle.yaml", runs=place / "runs").folder, "a captioner has no similarities"),
+    ):
+        status, text = command(monkeypatch, capsys, "scenes", "--retriever", retriever)
+        assert (status, why in text) == (2, True)
+    status, text = command(monkeypatch, capsys, "scenes", "--retriever", runs[0].folder, "--pool", 1000)
+    assert (status, "choose another --pool" in text) == (2, True)
+    status, text = command(monkeypatch, capsys, place / "nodata", "--retriever", runs[0].folder)
+    assert (status, "nodata" in text) == (2, True)
+
+
+def test_long_captions_with_a_high_entropy_are_told(runs: list[Run]) -> None:
+    found = retrieval_entropy([runs[0]], split="test")
+    words = np.array([len(caption.split()) for caption in found.gallery.captions], np.float64)
+    for sign, warned in ((1.0, True), (-1.0, False)):
+        text = describe_judges(replace(found, entropies=10 + sign * words))
+        assert f"number of words: {sign:+.2f}" in text
+        assert ("long captions have a high entropy" in text) == warned

@@ -17,6 +17,7 @@ The image vectors and the entropies are kept in the folder of the retriever's ru
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -36,11 +37,11 @@ from tellapart.evaluation.retrieval import AT_ONCE, Gallery
 from tellapart.files import cache_folder, check_folder, digest_of
 from tellapart.progress import OnProgress
 from tellapart.recipe import Recipe
-from tellapart.retrievers.base import Raw, move
+from tellapart.retrievers.base import Raw, inner_products, move
 from tellapart.run import Run, open_run, read_state
 
-# Cosine similarities are divided by this; contrastive trainings commonly use 0.05 to 0.07.
-TEMPERATURE = 0.05
+# CLIP's own, by which the paper's retriever was trained.
+TEMPERATURE = 0.01
 # Captions × images compared at a time: 8 MB of scores, which is about as fast as the matrix product alone.
 CAPTIONS, IMAGES = 1024, 2048
 # Captions, or images, in a block of a file.
@@ -128,15 +129,23 @@ class RetrievalEntropy:
         entropies: `[captions]`, in nats.
         judge: `[captions]`, the place of the retriever that judged each.
         seen: `[captions]`, whether that retriever was trained on it.
-        images: number of images in the pool.
-        gallery: the captions and their images.
+        judges: the retrievers.
     """
 
     entropies: Entropies
     judge: Places
     seen: NDArray[np.bool_]
-    images: int
-    gallery: Gallery
+    judges: Sequence[EntropyJudge]
+
+    @property
+    def gallery(self) -> Gallery:
+        """The captions and their images."""
+        return self.judges[0].gallery
+
+    @property
+    def images(self) -> int:
+        """Number of images in the pool."""
+        return len(self.judges[0].pool)
 
     @property
     def cross_fitted(self) -> bool:
@@ -154,6 +163,20 @@ class RetrievalEntropy:
             found[own] = percentiles_among(self.entropies[own], self.entropies[own])
         return found
 
+    def of_others(self, captions: Sequence[str]) -> tuple[Entropies, Entropies]:
+        """Entropies of anyone's captions, and their percentiles among those of the split: means over the retrievers.
+
+        Args:
+            captions: any sentences; the retrievers should not have been trained on them.
+        """
+        entropies, percentiles = np.zeros(len(captions)), np.zeros(len(captions))
+        used = np.unique(self.judge)
+        for judge in used:
+            found = self.judges[judge].entropies(captions)
+            entropies += found / len(used)
+            percentiles += percentiles_among(found, self.entropies[self.judge == judge]) / len(used)
+        return entropies, percentiles
+
 
 def percentiles_among(values: Entropies, others: Entropies) -> Entropies:
     """The share of `others` below each value, ties counted half.
@@ -164,6 +187,23 @@ def percentiles_among(values: Entropies, others: Entropies) -> Entropies:
     ordered = np.sort(others)
     both = np.searchsorted(ordered, values, "left") + np.searchsorted(ordered, values, "right")
     return np.asarray(both / (2 * len(ordered)))
+
+
+def data_for(source: str, retriever: Run) -> DataSettings:
+    """Settings of a data set for the retriever of a run: its own ones, if that is the data set of its training.
+
+    Args:
+        source: as in `data.source`.
+        retriever: has the folder for features.
+    """
+    own = retriever.recipe.data
+    if source == own.source or ("scenes" not in (source, own.source) and _same_place(source, own.source)):
+        return own
+    return DataSettings(source=source, prepared=own.prepared, store=own.store, max_skipped=own.max_skipped)
+
+
+def _same_place(one: str, other: str) -> bool:
+    return os.path.realpath(one) == os.path.realpath(other)
 
 
 def caption_entropies(
@@ -224,7 +264,7 @@ def retrieval_entropy(
         own = np.flatnonzero(chosen == place)
         if len(own):
             entropies[own] = judge.kept_entropies([gallery.captions[caption] for caption in own])
-    return RetrievalEntropy(entropies, chosen, seen[chosen, np.arange(len(chosen))], len(judges[0].pool), gallery)
+    return RetrievalEntropy(entropies, chosen, seen[chosen, np.arange(len(chosen))], judges)
 
 
 class EntropyJudge:
@@ -311,6 +351,20 @@ class EntropyJudge:
             found[part] = sums.entropies()
         return found
 
+    @torch.no_grad()
+    def first_images(self, captions: Sequence[str], count: int) -> list[list[str]]:
+        """Ids of the images of the pool that fit each caption best, best first."""
+        retriever = self.run.retriever
+        raw = retriever.embed_texts(captions)
+        if retriever.has_index_vectors:
+            scores = inner_products(retriever.index_vectors(raw), self._image_vectors)
+        else:
+            parts = [retriever.similarity(move(images, retriever.device), raw) for images in self._raw_images]
+            scores = torch.cat(parts).t()
+        records = self.prepared.dataset.records
+        best = scores.argsort(dim=1, descending=True, stable=True)[:, :count].tolist()
+        return [[records[self.pool[place]].id for place in row] for row in best]
+
     @cached_property
     @torch.no_grad()
     def _image_vectors(self) -> torch.Tensor:
@@ -367,7 +421,7 @@ class EntropyJudge:
 
     def _show(self, what: str, done: int, of: int) -> None:
         if self._on_progress is not None:
-            self._on_progress(what, done, of)
+            self._on_progress(f"{what} with {self.run.folder.name}", done, of)
 
 
 def _trainings(folder: Path, dataset: str) -> list[DataSettings]:
