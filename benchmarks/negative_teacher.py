@@ -1,4 +1,4 @@
-"""What a step of UNKT costs beside one of likelihood on the same captions, in one run; the teacher's pass is part of it.
+"""What a step of UNKT costs beside one of likelihood on the same captions, in one run; with the teacher's pass.
 
     .venv/bin/python benchmarks/negative_teacher.py [--rounds 8] [--images 16] [--captioner transformer] [--layers 3]
 

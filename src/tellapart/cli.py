@@ -561,7 +561,7 @@ def study(
     ] = "laptop",
     seeds: Annotated[int, typer.Option(min=1, help="Number of trainings of each arm.")] = 1,
     captioner: Annotated[
-        str | None, typer.Option(help="Base captioner: adaptive (the default), neuraltalk, updown, …")
+        str | None, typer.Option(help="Base captioner: adaptive (the default; unkt: transformer), neuraltalk, …")
     ] = None,
     search: Annotated[
         bool | None,

@@ -248,3 +248,37 @@ ORACLE: dict[str, Quality] = {
     "cider": lambda references, captions: {"CIDEr": cider_scores(references, captions).per_image},
     "meteor": _meteor,
 }
+
+
+def oracle_scores(
+    candidates: Texts,
+    references: Texts,
+    counts: Sequence[int],
+    metrics: Sequence[str] = ("bleu", "rouge", "cider"),
+    on_progress: Callable[[int, int], None] | None = None,
+) -> dict[int, dict[str, Figures]]:
+    """The best of each image's first n captions, separately for each metric: n → metric → [images].
+
+    Args:
+        candidates: the same number of captions for every image; captions are tokens joined by spaces.
+        references: references of the same images, in the same order.
+        counts: the numbers n, up to that of the captions.
+        metrics: as for `candidate_scores`.
+        on_progress: called with the captions done and their number.
+
+    Example:
+        >>> found = oracle_scores([["a bus", "a dog runs"]], [["a dog runs"]], [1, 2])
+        >>> [round(float(found[n]["ROUGE_L"][0]), 3) for n in (1, 2)]
+        [0.386, 1.0]
+    """
+    best: dict[str, Figures] = {}
+    found: dict[int, dict[str, Figures]] = {}
+    for done, slot in enumerate(_slots(candidates, references)[: max(counts)], start=1):
+        for name in metrics:
+            for metric, figures in ORACLE[name](references, slot).items():
+                best[metric] = np.maximum(best.get(metric, figures), figures)
+        if done in counts:
+            found[done] = {metric: figures for metric, figures in best.items() if np.isfinite(figures).all()}
+        if on_progress is not None:
+            on_progress(done, max(counts))
+    return found
