@@ -27,7 +27,7 @@ class EntropySettings(Section):
     """How captions are divided into generic and specific ones, by their retrieval entropy (docs/unkt.md)."""
 
     share: float = Field(0.5, gt=0, lt=1, description="generic, specific: this share of the training captions")
-    temperature: float = Field(0.05, gt=1e-4, description="τ: similarities are divided by it")
+    temperature: float = Field(0.01, gt=1e-4, description="τ: similarities are divided by it (CLIP: 0.01)")
     pool: int | None = Field(None, ge=2, description="compare with so many images; null: with all of training")
 
 

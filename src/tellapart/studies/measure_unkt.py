@@ -124,7 +124,7 @@ class UnktMeasure(CaptionMeasure):
     def page(self, result: Result, prepared: Prepared) -> dict[str, Any]:
         many = {row.arm.label: self._many(row.seeds[0].run) for row in result.rows}
         growth = _growth(result, self.counts) if len(self.counts) > 1 else ""
-        return {**super().page(result, prepared), "curves": draw_curves(many), "growth": growth}
+        return {**super().page(result, prepared), "temperatures": draw_curves(many), "growth": growth}
 
     def _shown_with_captions(self, result: Result) -> list[ArmResult]:
         """Rows trained with all terms of UNKT."""
