@@ -9,8 +9,8 @@ from pydantic import Field
 from tellapart.data.rows import StoreType
 from tellapart.settings import ADDED, Section
 
-# Settings of `data` that a recipe does not take from the recipes of its roles, nor a role from the recipe it serves: a
-# frozen model may have another encoder, or be trained on half of the images.
+# Settings of `data` that the recipe of a role keeps if it has them, and never gives to the recipe it serves: a frozen
+# model may have another encoder, or be trained on a part of the data.
 OWN = ("encoder", "half", "half_seed", "captions", "entropy")
 
 

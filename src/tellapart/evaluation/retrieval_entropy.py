@@ -73,8 +73,14 @@ class EntropySums:
         self._top = torch.full((captions,), -torch.inf, device=device)
         self._mass, self._scored = (torch.zeros(captions, dtype=torch.float64, device=device) for _ in range(2))
 
-    def add(self, scores: torch.Tensor) -> None:
-        """Count the images of a block; `scores` are s / τ, `[captions, images]` in float32, and are overwritten."""
+    def add(self, scores: torch.Tensor, memory: torch.Tensor | None = None) -> None:
+        """Count the images of a block.
+
+        Args:
+            scores: s / τ, `[captions, images]` in float32; they are overwritten.
+            memory: as large as the scores, to be overwritten too. Fresh memory for each block costs more time than the
+                sums.
+        """
         top = torch.maximum(self._top, scores.amax(dim=1))
         if not torch.isfinite(top).all():
             raise DataError("a similarity is not a finite number; the retriever has diverged: train it again")
@@ -83,7 +89,7 @@ class EntropySums:
         self._scored = (self._scored + fall * self._mass) * fall.exp()
         self._mass *= fall.exp()
         scores -= top[:, None]
-        weights = scores.exp()
+        weights = torch.exp(scores, out=memory)
         self._mass += weights.sum(dim=1)
         self._scored += weights.mul_(scores).sum(dim=1)
         self._top = top
@@ -112,11 +118,14 @@ def vector_entropies(
     """
     of_images, of_captions = (torch.as_tensor(vectors, dtype=torch.float32) for vectors in (images, captions))
     found = np.empty(len(of_captions))
+    memory = torch.empty(2, CAPTIONS * IMAGES, device=of_captions.device)
     for start in range(0, len(of_captions), CAPTIONS):
         part = of_captions[start : start + CAPTIONS] / temperature
         sums = EntropySums(len(part), part.device)
         for first in range(0, len(of_images), IMAGES):
-            sums.add(part @ of_images[first : first + IMAGES].t())
+            block = of_images[first : first + IMAGES].t()
+            scores, weights = memory[:, : len(part) * block.shape[1]].view(2, len(part), block.shape[1])
+            sums.add(torch.mm(part, block, out=scores), weights)
         found[start : start + CAPTIONS] = sums.entropies()
     return found
 

@@ -58,7 +58,8 @@ def _begin(recipe: Recipe) -> tuple[Objective, BatchSource]:
         if all(place.is_dir() for place in places):
             frozen[role] = role_model(places, kind)
         else:
-            frozen[role] = make(Recipe.load(places[0], budget=recipe.budget))
+            found = Recipe.load(places[0], budget=recipe.budget)
+            frozen[role] = make(found.model_copy(update={"data": recipe.data}))  # as in training: the same words
     objective, sources = assemble(recipe, prepared, target, frozen)
     return objective, sources["train"]
 
