@@ -48,7 +48,9 @@ def stepper(objective: Objective, source: BatchSource) -> Callable[[int], float]
         began = time.process_time()
         totals = objective(batch, Progress(500, 1000))
         optimiser.zero_grad(set_to_none=True)
-        torch.stack([totals[name].sum / totals[name].count for name in objective.losses()]).sum().backward()
+        torch.autograd.backward(
+            torch.stack([totals[name].sum / totals[name].count for name in objective.losses()]).sum()
+        )
         torch.nn.utils.clip_grad_norm_(objective.target.parameters(), 5.0)
         optimiser.step()
         return time.process_time() - began
