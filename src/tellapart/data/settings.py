@@ -52,13 +52,13 @@ class DataSettings(Section):
         description="train on half 1 or 2 of the training images, to judge the captions of the other; null: on all",
         json_schema_extra=ADDED,
     )
+    half_seed: int = Field(0, ge=0, description="of the division into halves", json_schema_extra=ADDED)
     captions: Literal["all", "generic", "specific"] = Field(
         "all",
         description="train on all captions, or on those with the highest or lowest entropy by the role 'entropy'",
         json_schema_extra=ADDED,
     )
     entropy: EntropySettings = Field(EntropySettings(), json_schema_extra=ADDED)
-    half_seed: int = Field(0, ge=0, description="of the division into halves", json_schema_extra=ADDED)
 
 
 class NegativeSettings(Section):
