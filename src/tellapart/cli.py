@@ -664,6 +664,53 @@ def evaluate(
     )
 
 
+@app.command("evaluate-diversity")
+def evaluate_diversity(
+    runs: Annotated[list[str], typer.Argument(help="Run folders of captioners, each RUN or LABEL=RUN.")],
+    captions_per_image: Annotated[int, typer.Option(min=2, help="n: captions of each image, in each way.")] = 20,
+    best: Annotated[int, typer.Option(min=2, help="How many of them consensus re-ranking keeps.")] = 5,
+    temperatures: Annotated[str, typer.Option(help="Temperatures of the samples, the points of the curve.")] = (
+        "0.4,0.6,0.8,1,1.2"
+    ),
+    control: Annotated[
+        str | None, typer.Option(help="Label of the run that the others are compared with; by default the first.")
+    ] = None,
+    split: Annotated[str, typer.Option(help="The images to measure on.")] = "test",
+    images: Annotated[int | None, typer.Option(min=2, help="Only the first so many images; by default all.")] = None,
+    meteor: Annotated[bool, typer.Option("--meteor/--no-meteor", help="Also METEOR of every caption (slow).")] = True,
+    out: Annotated[Path, typer.Option(help="Folder for diversity.json and diversity.html.")] = Path("diversity"),
+) -> None:
+    """Measure n captions per image: beam, diverse beam and samples, and diversity where runs have equal quality.
+
+    The same command continues after an interruption.
+    """
+    from tellapart.evaluation.many_captions import METRICS, ManyCaptionsScorer, many_captions
+    from tellapart.pages.diversity import check_diversity_folder, print_diversity, write_diversity
+    from tellapart.run import open_run
+
+    check_diversity_folder(out)
+    try:
+        heats = [float(one) for one in temperatures.split(",")]
+    except ValueError:
+        raise TellapartError(f"--temperatures '{temperatures}': give numbers with commas, e.g. 0.5,1,1.5") from None
+    opened = {}
+    for named in runs:
+        label, equals, folder = named.partition("=")
+        if not equals or Path(named).exists():
+            label, folder = Path(named).name, named
+        if label in opened:
+            raise TellapartError(f"'{named}': '{label}' names two runs; write each as LABEL=RUN")
+        opened[label] = open_run(folder)
+    if control is not None and control not in opened:
+        raise TellapartError(f"--control '{control}': no run has this label; they are {', '.join(opened)}")
+    metrics = METRICS if meteor else [name for name in METRICS if name != "meteor"]
+    scorer = ManyCaptionsScorer(split, images, captions_per_image, best, heats, metrics)
+    found = many_captions(opened, scorer)
+    control = control or next(iter(opened))
+    print_diversity(found, control)
+    print(f"\n{write_diversity(found, control, scorer, out)}")
+
+
 @app.command("evaluate-retrieval")
 def evaluate_retrieval(
     run: Annotated[Path, typer.Argument(help="A retriever's run folder.")],
@@ -740,6 +787,68 @@ def self_retrieval(
     print(f"\n{found.folder}")
 
 
+@app.command("retrieval-entropy")
+def retrieval_entropy(
+    data: Annotated[str, typer.Argument(help="'scenes', a folder of images, or a data set (docs/data.md).")],
+    retriever: Annotated[
+        list[Path],
+        typer.Option(
+            help="A retriever's run; give two, trained with data.half=1 and data.half=2, so that each judges the "
+            "captions that it was not trained on."
+        ),
+    ],
+    split: Annotated[str, typer.Option(help="The captions, and the images they are compared with.")] = "train",
+    temperature: Annotated[
+        float | None, typer.Option(help="τ: similarities are divided by it; by default 0.01, as CLIP's.")
+    ] = None,
+    pool: Annotated[
+        int | None, typer.Option(min=1, help="Compare with so many images, drawn from the split; by default all.")
+    ] = None,
+    captions: Annotated[
+        Path | None,
+        typer.Option(help="How generic are these? A text file with a caption on each line, or JSON, JSONL, CSV."),
+    ] = None,
+    show: Annotated[int, typer.Option(min=1, max=1000, help="Number of captions to show from each end.")] = 10,
+    out: Annotated[Path | None, typer.Option(help="File for all captions with their entropy (JSONL).")] = None,
+    gallery: Annotated[Path | None, typer.Option(help="Page with the pictures to write, e.g. generic.html.")] = None,
+) -> None:
+    """Find the most generic and the most specific captions: how many images fit a caption, by a retriever.
+
+    The same command continues after an interruption.
+    """
+    from tellapart.evaluation.caption_files import read_sentences
+    from tellapart.evaluation.generic_captions import caption_rows, check_rows, describe_judges, sentence_rows
+    from tellapart.evaluation.retrieval_entropy import TEMPERATURE, data_for
+    from tellapart.evaluation.retrieval_entropy import retrieval_entropy as measure
+    from tellapart.files import write_jsonl
+    from tellapart.pages.generic import check_page, print_generic, write_page
+    from tellapart.progress import show_progress
+    from tellapart.run import open_run
+
+    if out is not None:
+        check_rows(out, [data, captions or data])
+    if gallery is not None:
+        check_page(gallery)
+    runs = [open_run(folder) for folder in retriever]
+    sentences = None if captions is None else read_sentences(captions)
+    found = measure(
+        runs,
+        data_for(data, runs[0]),
+        split,
+        temperature=TEMPERATURE if temperature is None else temperature,
+        pool=pool,
+        on_progress=show_progress(),
+    )
+    rows = caption_rows(found) if sentences is None else sentence_rows(found, sentences)
+    print_generic(rows, show, found.images)
+    print(f"\n{describe_judges(found)}")
+    if out is not None:
+        write_jsonl(out, rows)
+        print(out)
+    if gallery is not None:
+        print(write_page(gallery, found, rows, show))
+
+
 @app.command()
 def compare(
     runs: Annotated[list[str], typer.Argument(help="LABEL=RUN, at least two.")],
@@ -811,7 +920,7 @@ def study(
     ] = "laptop",
     seeds: Annotated[int, typer.Option(min=1, help="Number of trainings of each arm.")] = 1,
     captioner: Annotated[
-        str | None, typer.Option(help="Base captioner: adaptive (the default), neuraltalk, updown, …")
+        str | None, typer.Option(help="Base captioner: adaptive (the default; unkt: transformer), neuraltalk, …")
     ] = None,
     search: Annotated[
         bool | None,

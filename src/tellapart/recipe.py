@@ -21,7 +21,7 @@ import yaml
 from pydantic import Field, ValidationError, model_validator
 
 from tellapart import registry
-from tellapart.data.settings import DataSettings, NegativeSettings
+from tellapart.data.settings import OWN, DataSettings, NegativeSettings
 from tellapart.decoding.settings import DecodingSettings
 from tellapart.engine.settings import TrainingSettings
 from tellapart.errors import DataError, RecipeError, did_you_mean, quote
@@ -32,6 +32,8 @@ from tellapart.shipped import SHIPPED, find_model, is_shipped
 BUDGETS = ("smoke", "laptop", "paper")
 # What a recipe can train; it has exactly one of these sections.
 TRAINED = ("captioner", "retriever")
+# The role of retrievers that tell generic from specific captions. They are not given to the objective.
+ENTROPY = "entropy"
 # Sections whose other keys depend on their `name`.
 COMPONENTS = (*TRAINED, "objective")
 
@@ -90,7 +92,7 @@ class Recipe(Section):
         """Read a recipe and apply its budget and overrides; all mistakes are reported at once.
 
         A recipe inherits the keys it does not set in `data` and `captioner` or `retriever` from the recipe it starts
-        from, and those in `data`, except the encoder, from the recipes of its roles.
+        from, and those in `data`, except the encoder and the half, from the recipes of its roles.
 
         Args:
             path: a recipe file, a run folder, or the name of a shipped recipe, such as `scenes/adaptive-cl.yaml`.
@@ -150,7 +152,14 @@ class Recipe(Section):
             needed["retriever"] = "retriever"
         if self.training.validate_specificity and "listener" in self.roles:
             needed["listener"] = "retriever"
+        if self.divides_captions:
+            needed[ENTROPY] = "retriever"
         return needed
+
+    @property
+    def divides_captions(self) -> bool:
+        """Whether generic captions are told from specific ones, by the role `entropy`."""
+        return self.data.captions != "all" or self.negatives.by in ("generic", "specific")
 
     def resolved(self) -> Content:
         """Plain data with all defaults."""
@@ -287,8 +296,8 @@ class _Files:
             for part in ("data", *TRAINED) if name == "start" else ("data",):
                 own, given = content.get(part, {}), inherited.get(part)
                 if isinstance(own, dict) and isinstance(given, dict):
-                    # A role may use another encoder than the target.
-                    kept = given if name == "start" else {key: v for key, v in given.items() if key != "encoder"}
+                    left = ("captions", "entropy") if name == "start" else OWN
+                    kept = {key: value for key, value in given.items() if key not in left}
                     content[part] = merge(own, kept)
         if not overrides:
             self._known[key] = content
@@ -520,6 +529,8 @@ def _objective_problems(recipe: Recipe, files: _Files) -> list[str]:
     for role, kind in needed.items():
         if role not in recipe.roles:
             user = "negatives.by 'retriever'" if recipe.negatives.by == "retriever" else "training.validate_specificity"
+            if role == ENTROPY:
+                user = "data.captions" if recipe.data.captions != "all" else f"negatives.by '{recipe.negatives.by}'"
             user = f"the {objective.name} objective" if role in _own_roles(recipe) else user
             problems.append(f"roles.{role}.from: {user} needs a {kind} here, a run or a recipe")
     for role, upstream in recipe.roles.items():
@@ -536,6 +547,10 @@ def _objective_problems(recipe: Recipe, files: _Files) -> list[str]:
                 problems.append(f"roles.{role}.from: {place} trains a {kind}, and a {needed[role]} is needed here")
             problems += _encoder_problems(found.get("data"), f"roles.{role}: {place}: ")
     problems += _encoder_problems(recipe.data.model_dump(), "")
+    if recipe.divides_captions and recipe.data.half is not None:
+        problems.append("data.half: not available with data.captions or generic negatives; set it to null")
+    if recipe.data.captions != "all" and recipe.negatives.by in ("retriever", "generic", "specific"):
+        problems.append("negatives.by: set it to images where data.captions is not all")
     if getattr(recipe, objective.trains) is None and getattr(recipe, recipe.trains) is not None:
         problems.append(
             f"objective.name: {objective.name} trains a {objective.trains}, and this recipe has a {recipe.trains}; "

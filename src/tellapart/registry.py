@@ -53,6 +53,7 @@ TABLE: dict[str, dict[str, str]] = {
         "adversarial": "tellapart.objectives.adversarial:Adversarial",
         "self-critical": "tellapart.objectives.self_critical:SelfCritical",
         "specificity": "tellapart.objectives.specificity:Specificity",
+        "negative-teacher": "tellapart.objectives.negative_teacher:NegativeTeacher",
         "ranking-hinge": "tellapart.objectives.ranking:RankingHinge",
         "coder": "tellapart.objectives.coder:CoderObjective",
         "composed": "tellapart.objectives.composed:Composed",

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -21,6 +22,8 @@ from numpy.typing import NDArray
 from tellapart.data.batches import BatchSource
 from tellapart.data.features import FeatureStore
 from tellapart.data.prepare import Prepared, prepare
+from tellapart.data.selection import highest, keep_captions
+from tellapart.data.settings import OWN, DataSettings, EntropySettings
 from tellapart.data.unlabelled import has_training_split, with_training_split
 from tellapart.decoding.ensemble import Ensemble
 from tellapart.encoders.base import accelerator
@@ -28,6 +31,7 @@ from tellapart.engine.loop import Interrupted, Measure, Trainer
 from tellapart.engine.processes import on_first, open_fabric
 from tellapart.errors import DataError, RecipeError, RunError
 from tellapart.evaluation.hard_negatives import likely_captions
+from tellapart.evaluation.retrieval_entropy import RetrievalEntropy, retrieval_entropy
 from tellapart.evaluation.specificity_guard import SpecificityGuard
 from tellapart.evaluation.validation import FEW, ValidationMeasure, measure_captions, measure_retrieval, together
 from tellapart.files import (
@@ -44,7 +48,7 @@ from tellapart.files import (
 from tellapart.models import Model, enough_memory, load_model, model_digest
 from tellapart.objectives.base import Objective, Roles, Start
 from tellapart.progress import OnProgress, show_progress, show_slow
-from tellapart.recipe import DATA_PATHS, Recipe, Upstream, is_model_folder, read_recipe
+from tellapart.recipe import DATA_PATHS, ENTROPY, Recipe, Upstream, is_model_folder, read_recipe
 from tellapart.retrievers.base import Retriever
 from tellapart.run import Run, check_data_exists, check_run_folder, open_run, read_state
 from tellapart.shipped import find_model, is_shipped, shipped_name
@@ -301,26 +305,30 @@ def _upstreams(recipe: Recipe, runs: Path, on_progress: OnProgress | None) -> Up
                     "the recipe"
                 )
     return {
-        role: [_upstream(place, recipe, runs, on_progress) for place in upstream.places]
+        role: [run for place in upstream.places for run in _upstream(place, role, recipe, runs, on_progress)]
         for role, upstream in {**named, **recipe.roles}.items()
     }
 
 
-def _upstream(place: str, recipe: Recipe, runs: Path, on_progress: OnProgress | None) -> Path:
-    """A model folder, the folder of a finished run, or that of a recipe that is trained now on the same data.
+def _upstream(place: str, role: str, recipe: Recipe, runs: Path, on_progress: OnProgress | None) -> list[Path]:
+    """A model folder, the folder of a finished run, or those of a recipe that is trained now on the same data.
 
-    A recipe that sets an encoder keeps it; others use the target's.
+    A recipe that sets an encoder or a half of the training images keeps it; others use the target's. One that judges
+    training captions is trained on each half, unless it sets one, so that it judges captions it has not seen.
     """
     path = find_model(place)
     if is_model_folder(path):
-        return path
+        return [path]
     if path.is_dir():
-        return open_run(path).folder
+        return [open_run(path).folder]
     found = Recipe.load(path, budget=recipe.budget)
-    data = recipe.data
-    if "encoder" in (read_recipe(path).get("data") or {}):
-        data = data.model_copy(update={"encoder": found.data.encoder})
-    return run_recipe(found.model_copy(update={"data": data}), runs, on_progress=on_progress).folder
+    own = {key: getattr(found.data, key) for key in OWN if key in (read_recipe(path).get("data") or {})}
+    # All captions: a model that a recipe uses has a selection of its own.
+    whole = {key: DataSettings.model_fields[key].get_default() for key in ("captions", "entropy")}
+    data = recipe.data.model_copy(update=whole | own)
+    halves: tuple[Any, ...] = (1, 2) if role == ENTROPY and data.half is None else (data.half,)
+    trained = [data.model_copy(update={"half": half}) for half in halves]
+    return [run_recipe(found.model_copy(update={"data": one}), runs, on_progress=on_progress).folder for one in trained]
 
 
 def _write_recipe(recipe: Recipe, upstreams: Upstreams, folder: Path) -> None:
@@ -391,7 +399,9 @@ def _build(
             "trained_on": f"{prepared.dataset.name} ({prepared.dataset.digest[:8]})",
             "seed": recipe.seed,
         }
-    frozen = {role: role_model(upstreams[role], kind) for role, kind in recipe.needed_roles().items()}
+    frozen = {
+        role: role_model(upstreams[role], kind) for role, kind in recipe.needed_roles().items() if role != ENTROPY
+    }
     stores = _first_then_others(fabric, lambda: _stores_of_roles(recipe, prepared, frozen, on_progress))
     likely = None
     if _draws_ranked_captions(recipe):
@@ -401,6 +411,18 @@ def _build(
         likely = _first_then_others(
             fabric, lambda: likely_captions(retriever, ranked, "train", recipe.negatives.top, folder, on_progress)
         )
+    if recipe.divides_captions:
+        judging = upstreams[ENTROPY]
+        found = _first_then_others(fabric, lambda: _entropies(recipe, judging, on_progress))
+        if recipe.data.captions == "all":
+            likely = np.flatnonzero(_chosen(found, recipe.negatives.by, recipe.data.entropy)).astype(np.int32)
+        else:
+            chosen = _chosen(found, recipe.data.captions, recipe.data.entropy)
+            gallery = found.gallery
+            dataset = keep_captions(prepared.dataset, gallery.ids, gallery.image_of_caption, chosen)
+            prepared = replace(prepared, dataset=dataset)
+            if "trained_on" in target.history:
+                target.history["trained_on"] += f", the {recipe.data.captions} captions"
     judges: dict[str, Judging] = {}
     for role in ("retriever", "listener") if recipe.training.validate_specificity else ():
         if role in frozen:
@@ -435,7 +457,8 @@ def assemble(
         stores: encoder name -> data with its features, for roles with other encoders; by default prepared here.
         rank: number of this process.
         world: number of processes that share each batch.
-        likely: `likely_captions` of the training split, if the recipe draws from them; by default found here.
+        likely: captions of the training split that hard negatives are drawn from, see `BatchSource`; by default those
+            that the retriever ranks high, if the recipe says so, are found here.
     """
     stores = _stores_of_roles(recipe, prepared, frozen, None) if stores is None else stores
     objective_class, settings = recipe.component("objective")
@@ -473,6 +496,20 @@ def assemble(
         for split in ("train", "val")
     }
     return objective, sources
+
+
+def _entropies(recipe: Recipe, judges: list[Run], on_progress: OnProgress | None) -> RetrievalEntropy:
+    """The retrieval entropies of the training captions; they are kept in the folders of the judges."""
+    chosen = recipe.data.entropy
+    return retrieval_entropy(
+        judges, recipe.data, "train", temperature=chosen.temperature, pool=chosen.pool, on_progress=on_progress
+    )
+
+
+def _chosen(found: RetrievalEntropy, which: str, settings: EntropySettings) -> NDArray[np.bool_]:
+    """Which captions are generic (or specific), each compared with those of the same judge."""
+    percentiles = found.percentiles()
+    return highest(percentiles if which == "generic" else -percentiles, settings.share)
 
 
 def _draws_ranked_captions(recipe: Recipe) -> bool:

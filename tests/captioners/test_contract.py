@@ -105,6 +105,28 @@ def test_traces_show_every_layer_and_where_it_looked(model: Captioner, features:
         torch.testing.assert_close(total, real.float())
 
 
+def test_attention_of_every_layer_and_head(model: Captioner, features: torch.Tensor) -> None:
+    """Only Transformers have it: distributions of real tokens over the words so far and over the regions."""
+    tokens = model.tokenize(CAPTIONS)
+    real = tokens != PAD
+    traces = model.traces(model.encode(features), tokens, IMAGES)
+    layers = len(traces.layers) if "transformer" in type(model).__module__ else 0
+    assert len(traces.self_attention) == len(traces.cross_attention) == layers
+    place = real.cumsum(dim=1)[real]
+    for over_words, over_regions in zip(traces.self_attention, traces.cross_attention, strict=True):
+        assert over_words.shape[::2] == (len(place), tokens.shape[1])
+        assert over_regions.shape[::2] == (len(place), features.shape[1])
+        for weights in (over_words, over_regions):
+            torch.testing.assert_close(weights.exp().sum(dim=2), torch.ones(weights.shape[:2]))
+        seen = (over_words > -torch.inf).sum(dim=2)
+        assert (seen == place[:, None]).all(), "the words so far"
+        (gradient,) = torch.autograd.grad(over_regions[:, 0, 0].sum(), model.word.weight, retain_graph=True)
+        assert gradient.abs().max() > 0
+    if layers:
+        assert traces.attention is not None
+        torch.testing.assert_close(traces.attention[real], traces.cross_attention[-1].exp().mean(dim=1))
+
+
 def test_an_empty_share_of_a_batch(model: Captioner, features: torch.Tensor) -> None:
     nothing = torch.zeros(0, dtype=torch.long)
     for images in (features, features[:0]):

@@ -23,6 +23,11 @@ from tellapart import registry
 REWARDS = {"cider": 1.0, "cider_between": 0.5, "similarity": 2.0, "margin": 1.5, "own_likelihood": 0.25}
 MIXED = {"specificity": {"loss": "dp"}, "likelihood": {"weight": 0.5}, "self-critical": {"samples": 2}}
 LITERALLY = {"bank_anchors": True, "positive_weight": 0.1, "concept_twice": True}
+ATTENTION = {"self_attention": True, "cross_attention": True}
+AVOIDING = {
+    "negative-teacher": {"prediction": "random", "self_attention": False, "cross_attention": False, "lambda_max": 0.5},
+    "contrastive": {"negatives": 2},
+}
 # What is trained -> arguments of `make_objective`: every registered objective, and more settings of some.
 CASES: dict[str, dict[str, Any]] = {
     **{name: {"name": name} for name in names("objective")},
@@ -37,6 +42,8 @@ CASES: dict[str, dict[str, Any]] = {
         "update": "lstm",
     },
     "specificity-composed": {"name": "composed", "parts": MIXED},
+    "negative-teacher-transformer": {"name": "negative-teacher", "captioner": "meshed-memory", **ATTENTION},
+    "negative-teacher-composed": {"name": "composed", "parts": AVOIDING},
     "coder-literally": {"name": "coder", **LITERALLY, "diversity_of_bank": False, "prototypes": 0},
     "coder-in-steps": {"name": "coder", "cluster_steps": 2, "cluster_embed": False},
     "triplet": {"name": "coder", "loss": "triplet", "bank": 0, "diversity_of_bank": False, "prototypes": 0},

@@ -45,6 +45,7 @@ OBJECTIVES: dict[str, dict[str, Any]] = {
     "adversarial": {"noise": 4, "width": 6, "negatives": 2, "rollouts": 2, "evaluator_warmup_steps": 2},
     "self-critical": {"samples": 3},
     "specificity": {"loss": "ccos", "top": 0.5},
+    "negative-teacher": {"self_attention": False, "cross_attention": False, "warmup": 0.5},
     "ranking-hinge": {"negatives": 3},
     "coder": {"bank": 9, "diversity_of_bank": True, "prototypes": 3},
     "composed": {"parts": {"likelihood": {"weight": 0.5}, "contrastive": {"negatives": 2}}},
@@ -89,17 +90,24 @@ def make_retriever(seed: int = 0, words: Vocabulary | None = None, name: str = "
     return cls(chosen, known, IDENTITY, *extra).eval()
 
 
-def make_objective(name: str, dropout: float = 0.0, retriever: str | None = None, **settings: Any) -> Any:
+def make_objective(
+    name: str,
+    dropout: float = 0.0,
+    retriever: str | None = None,
+    captioner: str = "adaptive-attention",
+    **settings: Any,
+) -> Any:
     """Any objective with a tiny target, and a tiny frozen model in each of its roles.
 
     Args:
         retriever: which retriever a retrieval objective trains; by default the one of the same name, or else `ranking`.
+        captioner: which captioner the others train.
         settings: others than the tiny ones.
     """
     cls: type[Objective] = registry.find("objective", name)
     chosen = cls.Settings(**{**tiny_settings("objective", name), **settings})
     if cls.trains == "captioner":
-        target = make_captioner(seed=1, dropout=dropout)
+        target = make_captioner(seed=1, name=captioner, dropout=dropout)
     else:
         retriever = retriever or (name if name in RETRIEVERS else "ranking")
         fields = registry.find("retriever", retriever).Settings.model_fields
@@ -109,7 +117,10 @@ def make_objective(name: str, dropout: float = 0.0, retriever: str | None = None
     # A frozen captioner has words of its own, in another order, and does not have one of the target's.
     words = Vocabulary([*reversed(WORDS[:-1]), "green"])
     makers = {"captioner": lambda: make_captioner(2, words, "neuraltalk"), "retriever": lambda: make_retriever(2)}
-    objective = cls(chosen, Roles(target, **{role: makers[kind]() for role, kind in cls.needs(chosen).roles.items()}))
+    frozen = {role: makers[kind]() for role, kind in cls.needs(chosen).roles.items()}
+    if "negative_teacher" in frozen:  # has the target's words and shape
+        frozen["negative_teacher"] = make_captioner(2, name=captioner)
+    objective = cls(chosen, Roles(target, **frozen))
     torch.manual_seed(3)
     for path, parameter in objective.named_parameters():
         if parameter.requires_grad and not path.startswith("target."):  # some begin at zero

@@ -44,11 +44,17 @@ class Traces:
         layers: hidden states of each layer, first to last, `[rows, tokens, width]` each.
         attention: weights over the image regions, `[rows, tokens, regions]`; `None` for models without attention.
         sentinel: β, the weight on language instead of the image, `[rows, tokens]`; `None` for models without one.
+        self_attention: of Transformers, ln of the weights of each layer over the words so far, -inf for later ones:
+            `[real tokens, heads, tokens]` each, row by row, without padding.
+        cross_attention: the same over the image regions: `[real tokens, heads, regions]`. A layer that attends to
+            several encoder layers has the heads of each.
     """
 
     layers: tuple[torch.Tensor, ...]
     attention: torch.Tensor | None
     sentinel: torch.Tensor | None = None
+    self_attention: tuple[torch.Tensor, ...] = ()
+    cross_attention: tuple[torch.Tensor, ...] = ()
 
     @property
     def hidden(self) -> torch.Tensor:
@@ -102,7 +108,7 @@ class Captioner(Model):
 
     @abstractmethod
     def traces(self, memory: Any, tokens: torch.Tensor, image_of_row: torch.Tensor) -> Traces:
-        """Hidden states and attention maps of teacher-forced captions."""
+        """Hidden states and attention maps of teacher-forced captions, with gradient unless it is turned off."""
 
     # --- shared -----------------------------------------------------------------------------------------------
 

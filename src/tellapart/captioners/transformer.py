@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -19,6 +19,7 @@ from tellapart.captioners.base import (
     PictureNorm,
     Traces,
     WordLogits,
+    at_tokens,
     words_before,
 )
 from tellapart.encoders.base import EncoderIdentity
@@ -89,24 +90,53 @@ class Attention(nn.Module):
             values = torch.cat([values, self.slot_values.expand(len(items), -1, -1)], dim=1)
         return self._split(keys), self._split(values)
 
-    def forward(self, queries: torch.Tensor, keys_and_values: KeysAndValues, causal: bool = False) -> torch.Tensor:
-        """Attend from `[batch, n, width]`; with `causal` the i-th query sees only the first i items."""
+    def forward(
+        self,
+        queries: torch.Tensor,
+        keys_and_values: KeysAndValues,
+        causal: bool = False,
+        maps: list[torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        """Attend from `[batch, n, width]`; with `causal` the i-th query sees only the first i items.
+
+        With `maps`, ln of the weights `[batch, heads, n, items]` is added to them, before dropout.
+        """
         keys, values = keys_and_values
-        found = functional.scaled_dot_product_attention(
-            self._split(self.query(queries)),
-            keys,
-            values,
-            dropout_p=self.dropout if self.training else 0.0,
-            is_causal=causal,
-        )
+        query = self._split(self.query(queries))
+        dropout = self.dropout if self.training else 0.0
+        if maps is None:
+            found = functional.scaled_dot_product_attention(query, keys, values, dropout_p=dropout, is_causal=causal)
+        else:
+            scores = query @ keys.transpose(2, 3) / math.sqrt(query.shape[-1])
+            if causal:
+                later = torch.ones(scores.shape[2:], dtype=torch.bool, device=scores.device).triu(diagonal=1)
+                scores = scores.masked_fill(later, -torch.inf)
+            maps.append(scores.log_softmax(dim=-1))
+            found = functional.dropout(maps[-1].exp().to(values.dtype), dropout) @ values
         mixed: torch.Tensor = self.mix(found.transpose(1, 2).reshape(queries.shape))
         return mixed
 
-    def weights(self, queries: torch.Tensor, keys_and_values: KeysAndValues) -> torch.Tensor:
-        """Attention weights, mean over heads, `[batch, n, items]`; used for `Traces` only."""
-        query = self._split(self.query(queries))
-        scores = query @ keys_and_values[0].transpose(2, 3) / math.sqrt(query.shape[-1])
-        return scores.softmax(dim=-1).mean(dim=1)
+
+@dataclass(frozen=True)
+class LayerMaps:
+    """ln of the attention weights of one decoder layer, for `Traces`.
+
+    Attributes:
+        words: over the words, one tensor `[rows, heads, n, n]`.
+        image: over the regions, `[images, heads, size * n, regions]` for each encoder layer that it attends to.
+    """
+
+    words: list[torch.Tensor] = field(default_factory=list)
+    image: list[torch.Tensor] = field(default_factory=list)
+
+    def of_words(self, real: torch.Tensor) -> torch.Tensor:
+        """`[real tokens, heads, n]`."""
+        return self.words[0].transpose(1, 2)[real]
+
+    def of_image(self, real: torch.Tensor, grouping: Grouping) -> torch.Tensor:
+        """`[real tokens, heads of all encoder layers, regions]`."""
+        by_row = [grouping.ungroup(one.transpose(1, 2).flatten(2))[real] for one in self.image]
+        return torch.cat([one.view(len(one), self.image[0].shape[1], -1) for one in by_row], dim=1)
 
 
 class SubLayer(nn.Module):
@@ -170,9 +200,15 @@ class DecoderLayer(nn.Module):
         """Keys and values of the image, from the last encoder layer; computed once for all its captions."""
         return [self.look.keys_and_values(layers[-1])]
 
-    def attend_to_image(self, words: torch.Tensor, image: Sequence[KeysAndValues], grouping: Grouping) -> torch.Tensor:
-        """Attention from words to the image, `[rows, n, width]`."""
-        return grouping.ungroup(self.look(grouping.group(words), image[0]))
+    def attend_to_image(
+        self,
+        words: torch.Tensor,
+        image: Sequence[KeysAndValues],
+        grouping: Grouping,
+        maps: list[torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        """Attention from words to the image, `[rows, n, width]`; with `maps`, as in `Attention`."""
+        return grouping.ungroup(self.look(grouping.group(words), image[0], maps=maps))
 
     def forward(
         self,
@@ -180,22 +216,22 @@ class DecoderLayer(nn.Module):
         image: Sequence[KeysAndValues],
         grouping: Grouping,
         past: KeysAndValues | None = None,
+        maps: LayerMaps | None = None,
     ) -> tuple[torch.Tensor, KeysAndValues]:
-        """New states `[rows, n, width]`, and keys and values of all words so far. With a past, n is 1."""
+        """New states `[rows, n, width]`, and keys and values of all words so far. With a past, n is 1.
+
+        With `maps`, the attention weights are added to them.
+        """
+        own, looks = (None, None) if maps is None else (maps.words, maps.image)
         normal = self.around_attention.before(words)
         now = self.attention.keys_and_values(normal)
         if past is not None:
             now = (torch.cat([past[0], now[0]], dim=2), torch.cat([past[1], now[1]], dim=2))
-        words = self.around_attention.after(words, self.attention(normal, now, causal=past is None))
-        words = self.around_look.after(words, self.attend_to_image(self.around_look.before(words), image, grouping))
+        words = self.around_attention.after(words, self.attention(normal, now, past is None, own))
+        looked = self.attend_to_image(self.around_look.before(words), image, grouping, looks)
+        words = self.around_look.after(words, looked)
         words = self.around_think.after(words, self.think(self.around_think.before(words)))
         return words, now
-
-    def image_weights(self, words: torch.Tensor, image: Sequence[KeysAndValues], grouping: Grouping) -> torch.Tensor:
-        """Attention weights over regions, `[rows, n, regions]`, mean over heads (and encoder layers)."""
-        grouped = grouping.group(self.around_look.before(words))
-        weights = torch.stack([self.look.weights(grouped, one) for one in image]).mean(dim=0)
-        return grouping.ungroup(weights)
 
 
 class MeshedDecoderLayer(DecoderLayer):
@@ -208,9 +244,15 @@ class MeshedDecoderLayer(DecoderLayer):
     def image_keys_and_values(self, layers: Sequence[torch.Tensor]) -> list[KeysAndValues]:
         return [self.look.keys_and_values(layer) for layer in layers]
 
-    def attend_to_image(self, words: torch.Tensor, image: Sequence[KeysAndValues], grouping: Grouping) -> torch.Tensor:
+    def attend_to_image(
+        self,
+        words: torch.Tensor,
+        image: Sequence[KeysAndValues],
+        grouping: Grouping,
+        maps: list[torch.Tensor] | None = None,
+    ) -> torch.Tensor:
         grouped = grouping.group(words)
-        found = [grouping.ungroup(self.look(grouped, one)) for one in image]
+        found = [grouping.ungroup(self.look(grouped, one, maps=maps)) for one in image]
         gated = [
             torch.sigmoid(gate(torch.cat([words, one], dim=-1))) * one
             for gate, one in zip(self.gates, found, strict=True)
@@ -307,23 +349,31 @@ class Transformer(Captioner):
         embedded: torch.Tensor = self.dropout(self.word(tokens) * math.sqrt(self.settings.width) + positions)
         return embedded
 
-    def _run(self, memory: TransformerMemory, tokens: torch.Tensor, image_of_row: torch.Tensor) -> list[torch.Tensor]:
+    def _run(
+        self,
+        memory: TransformerMemory,
+        tokens: torch.Tensor,
+        grouping: Grouping,
+        maps: Sequence[LayerMaps | None] | None = None,
+    ) -> list[torch.Tensor]:
         """Teacher-forced states before and after each decoder layer, `[rows, tokens, width]`.
 
-        Padding comes last, and attention only looks back, so padding changes no real token.
+        Padding comes last, and attention only looks back, so padding changes no real token. With `maps`, the attention
+        weights of each layer are added to them.
         """
-        grouping = Grouping.of(image_of_row, memory.images)
         words = self._embed(words_before(tokens), 0)
         states = [words]
-        for layer, image in zip(self._layers(), memory.layers, strict=True):
-            words, _ = layer(words, image, grouping)
+        maps = maps or [None] * len(memory.layers)
+        for layer, image, of_layer in zip(self._layers(), memory.layers, maps, strict=True):
+            words, _ = layer(words, image, grouping, maps=of_layer)
             states.append(words)
         return states
 
     # --- captioner interface ----------------------------------------------------------------------------------
 
     def hidden(self, memory: TransformerMemory, tokens: torch.Tensor, image_of_row: torch.Tensor) -> torch.Tensor:
-        last: torch.Tensor = self.last_of_decoder(self._run(memory, tokens, image_of_row)[-1][tokens != PAD])
+        states = self._run(memory, tokens, Grouping.of(image_of_row, memory.images))
+        last: torch.Tensor = self.last_of_decoder(states[-1][tokens != PAD])
         return last
 
     def output(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -350,16 +400,17 @@ class Transformer(Captioner):
         return TransformerState(state.memory, state.image_of_row[rows], past, state.length)
 
     def traces(self, memory: TransformerMemory, tokens: torch.Tensor, image_of_row: torch.Tensor) -> Traces:
-        states = self._run(memory, tokens, image_of_row)
-        grouping = Grouping.of(image_of_row, memory.images)
-        layer, image = self._layers()[-1], memory.layers[-1]
-        before = states[-2]
-        normal = layer.around_attention.before(before)
-        own = layer.attention(normal, layer.attention.keys_and_values(normal), causal=True)
-        attention = layer.image_weights(layer.around_attention.after(before, own), image, grouping)
-        real = (tokens != PAD)[..., None]
+        grouping, real = Grouping.of(image_of_row, memory.images), tokens != PAD
+        maps = [LayerMaps() for _ in memory.layers]
+        states = self._run(memory, tokens, grouping, maps)
         layers = [*states[1:-1], self.last_of_decoder(states[-1])]
-        return Traces(tuple(layer_states * real for layer_states in layers), attention * real)
+        over_regions = tuple(of_layer.of_image(real, grouping) for of_layer in maps)
+        return Traces(
+            tuple(layer_states * real[..., None] for layer_states in layers),
+            at_tokens(over_regions[-1].exp().mean(dim=1), real),
+            self_attention=tuple(of_layer.of_words(real) for of_layer in maps),
+            cross_attention=over_regions,
+        )
 
 
 class MeshedMemory(Transformer):

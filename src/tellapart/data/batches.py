@@ -21,6 +21,7 @@ from tellapart.data.features import FeatureStore
 from tellapart.data.negatives import (
     CaptionPool,
     HardNegatives,
+    from_captions,
     from_ranked_captions,
     from_similar_images,
     number_of_similar,
@@ -165,8 +166,9 @@ class BatchSource:
         rank: rank of this process. All processes together see what one process would see.
         world: number of processes that share each batch.
         parts: number of parts of a step's batch, for gradient accumulation.
-        likely_captions: `[images, candidates]`, captions of other images that a retriever ranks high for each image;
-            hard negatives are drawn from them. By default they are drawn from the captions of similar images.
+        likely_captions: hard negatives are drawn from these: `[images, candidates]`, captions of other images that a
+            retriever ranks high for each image, or `[candidates]`, the same for all images. By default they are drawn
+            from the captions of similar images.
         more_stores: features of the same images by other encoders, for frozen models that need them.
         image_negatives: K other images per positive (0 for none). They are drawn from the images of the step's whole
             batch, whose features are at hand; a short last batch is filled up for this with images of the split. Hard
@@ -232,7 +234,7 @@ class BatchSource:
                 similar = number_of_similar(len(self.rows), negative_settings.top)
                 choose = from_similar_images(self.pool, nearest_in_store(store, self.rows, similar))
             else:
-                choose = from_ranked_captions(likely_captions)
+                choose = (from_captions if likely_captions.ndim == 1 else from_ranked_captions)(likely_captions)
             self.hard = HardNegatives(self.pool, choose, negative_settings)
         self._memo: dict[Hashable, Any] = {}
         self._kept_order = (-1, np.empty(0, np.int64))

@@ -1,6 +1,6 @@
 """Negatives: other captions for an image, or other images for a caption.
 
-They are drawn uniformly, from similar images, or from those that a retriever ranks high.
+They are drawn uniformly, from similar images, from those that a retriever ranks high, or from generic captions.
 """
 
 from __future__ import annotations
@@ -173,6 +173,15 @@ def from_ranked_captions(ranked: np.ndarray) -> Choose:
     return choose
 
 
+def from_captions(candidates: np.ndarray) -> Choose:
+    """Draw from the same captions for every image: indices `[candidates]`."""
+
+    def choose(images: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+        return np.asarray(candidates[rng.integers(0, len(candidates), size=(len(images), count))])
+
+    return choose
+
+
 class HardNegatives:
     """Negatives that nearly fit, mixed with uniform ones by a curriculum.
 
@@ -180,7 +189,7 @@ class HardNegatives:
 
     Args:
         pool: the split's captions.
-        choose: draws the hard ones: `from_similar_images` or `from_ranked_captions`.
+        choose: draws the hard ones: `from_similar_images`, `from_ranked_captions` or `from_captions`.
         settings: the recipe's `negatives` section.
     """
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tellapart.data.features import WHOLE, FeatureStore, Part, write_store
+from tellapart.data.halves import keep_half
 from tellapart.data.readers import read_dataset
 from tellapart.data.records import Dataset
 from tellapart.data.settings import DataSettings
@@ -96,7 +97,10 @@ def prepare_part(
         _add_mirrored(store, mirrored, dataset)
     if store is None:
         return None
-    return Prepared(replace(dataset, skipped=store.skipped), store, folder)
+    dataset = replace(dataset, skipped=store.skipped)
+    if settings.half is not None:
+        dataset = keep_half(dataset, settings.half, settings.half_seed)
+    return Prepared(dataset, store, folder)
 
 
 def _add_mirrored(store: FeatureStore, mirrored: FeatureStore, dataset: Dataset) -> None:

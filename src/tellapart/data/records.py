@@ -37,7 +37,8 @@ class Dataset:
 
     Attributes:
         left_out: number of captioned images that the source puts in no split.
-        skipped: ids of images whose pictures cannot be read; they keep their row but are in no split.
+        skipped: ids of images whose pictures cannot be read, or that are left out of training (`data.half`); they keep
+            their row but are in no split.
 
     Example:
         >>> data = Dataset("two", Path("."), (Record("1", "1.jpg", "train", ("a cat",)),))

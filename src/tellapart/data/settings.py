@@ -9,6 +9,10 @@ from pydantic import Field
 from tellapart.data.rows import StoreType
 from tellapart.settings import ADDED, Section
 
+# Settings of `data` that the recipe of a role keeps if it has them, and never gives to the recipe it serves: a frozen
+# model may have another encoder, or be trained on a part of the data.
+OWN = ("encoder", "half", "half_seed", "captions", "entropy")
+
 
 class ScenesSettings(Section):
     """Number of scenes to render in each split."""
@@ -17,6 +21,14 @@ class ScenesSettings(Section):
     val: int = Field(240, ge=1, le=1_000_000)
     test: int = Field(480, ge=1, le=1_000_000)
     seed: int = 0
+
+
+class EntropySettings(Section):
+    """How captions are divided into generic and specific ones, by their retrieval entropy (docs/unkt.md)."""
+
+    share: float = Field(0.5, gt=0, lt=1, description="generic, specific: this share of the training captions")
+    temperature: float = Field(0.01, gt=1e-4, description="τ: similarities are divided by it (CLIP: 0.01)")
+    pool: int | None = Field(None, ge=2, description="compare with so many images; null: with all of training")
 
 
 class DataSettings(Section):
@@ -48,14 +60,27 @@ class DataSettings(Section):
     max_words: int = Field(
         18, ge=1, le=1_000, description="maximum number of words in a training caption; longer ones are cut"
     )
+    half: Literal[1, 2] | None = Field(
+        None,
+        description="train on half 1 or 2 of the training images, to judge the captions of the other; null: on all",
+        json_schema_extra=ADDED,
+    )
+    half_seed: int = Field(0, ge=0, description="of the division into halves", json_schema_extra=ADDED)
+    captions: Literal["all", "generic", "specific"] = Field(
+        "all",
+        description="train on all captions, or on those with the highest or lowest entropy by the role 'entropy'",
+        json_schema_extra=ADDED,
+    )
+    entropy: EntropySettings = Field(EntropySettings(), json_schema_extra=ADDED)
 
 
 class NegativeSettings(Section):
     """How negatives are drawn: uniformly from the captions of other images, or from those that nearly fit (hard)."""
 
-    by: Literal["images", "retriever"] = Field(
+    by: Literal["images", "retriever", "generic", "specific"] = Field(
         "images",
-        description="hard negatives are captions of similar images, or those that the retriever ranks high",
+        description="hard negatives are captions of similar images, those that the retriever ranks high, or generic or "
+        "specific ones, by the role 'entropy'",
     )
     hard: float = Field(0.0, ge=0, le=1, description="share of hard negatives after the ramp")
     top: float = Field(

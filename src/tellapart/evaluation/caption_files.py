@@ -84,6 +84,16 @@ def read_captions(path: Path, ragged: bool = False) -> dict[str, list[str]]:
     return _read_captions(path, ragged)[0]
 
 
+def read_sentences(path: Path) -> list[str]:
+    """The captions of a file, whatever images they are of: also of a text file (.txt) with one on each line."""
+    if path.suffix.lower() != ".txt":
+        return [caption for captions in read_captions(path, ragged=True).values() for caption in captions]
+    lines = [line.strip() for line in read_text(path, "caption file").splitlines()]
+    if not any(lines):
+        raise DataError(f"{path}: no caption is in this file; write one on each line")
+    return [line for line in lines if line]
+
+
 def _read_captions(path: Path, ragged: bool = False) -> tuple[dict[str, list[str]], str | None]:
     """Captions by id, and the key that named the images, if it is the same in all rows."""
     rows = _read_rows(path)

@@ -24,6 +24,7 @@ from tellapart.data.prepare import Prepared, open_dataset, prepare
 from tellapart.data.records import Dataset
 from tellapart.data.settings import DataSettings
 from tellapart.decoding.search import BLOCK, decode_store
+from tellapart.decoding.settings import DecodingSettings
 from tellapart.errors import DataError, RunError
 from tellapart.evaluation.caption_files import captions_of_images
 from tellapart.evaluation.caption_scorer import SAMPLES, SEED, CaptionScorer, Measured, mean_of_measured
@@ -345,25 +346,38 @@ def _path(folder: Path, name: str, split: str) -> Path:
     return folder / (name if split == "test" else f"{stem}-{split}{dot}{ending}")
 
 
-def run_captions(run: Run, split: str, images: int | None = None) -> list[dict[str, Any]]:
-    """Captions of a split by a run's model and its recipe's decoding: id and captions of each image.
+def run_captions(
+    run: Run,
+    split: str,
+    images: int | None = None,
+    decoding: DecodingSettings | None = None,
+    path: Path | None = None,
+) -> list[dict[str, Any]]:
+    """Captions of a split by a run's model: id and captions of each image.
 
     They are kept in `captions.jsonl` (one row per caption, with log_prob and ended) and found again. An interrupted
     call continues: finished blocks of images are kept in a folder until all are there.
+
+    Args:
+        run: of a captioner.
+        split: the images.
+        images: only the first so many; by default all.
+        decoding: how captions are generated; by default as in the run's recipe.
+        path: the file; by default `captions.jsonl` in the run's folder, and another name for another split.
     """
     if run.recipe.trains == "retriever":
         raise RunError(f"{run.folder}: a retriever writes no captions; give the run of a captioner")
     records = run.data.dataset.split(split)[:images]
     limited = "" if images is None else f"-first-{len(records)}"
-    path = run.folder / f"captions{'' if split == 'test' else f'-{split}'}{limited}.jsonl"
+    path = path or run.folder / f"captions{'' if split == 'test' else f'-{split}'}{limited}.jsonl"
     ids = [record.id for record in records]
-    decoding = run.recipe.decoding
+    chosen = decoding or run.recipe.decoding
 
     data = [run.data.dataset.digest, run.data.pictures_digest()]
-    made_from = [run.model_digest, *data, decoding.model_dump(mode="json"), ids]
+    made_from = [run.model_digest, *data, chosen.model_dump(mode="json"), ids]
     pieces = Pieces(path.with_name(f"{path.stem}-unfinished-{digest_of(made_from)[:16]}"))
     found: dict[str, list[str]] = {}
-    for row in find_or_make_rows(path, made_from, lambda: _caption(run, ids, pieces), CaptionRow):
+    for row in find_or_make_rows(path, made_from, lambda: _caption(run, ids, chosen, pieces), CaptionRow):
         found.setdefault(row.id, []).append(row.caption)
     pieces.remove()
     if list(found) != ids or len({len(captions) for captions in found.values()}) != 1:
@@ -377,7 +391,7 @@ class _CaptionBlock(Stored):
     rows: list[CaptionRow]
 
 
-def _caption(run: Run, ids: Sequence[str], pieces: Pieces) -> list[dict[str, Any]]:
+def _caption(run: Run, ids: Sequence[str], decoding: DecodingSettings, pieces: Pieces) -> list[dict[str, Any]]:
     """Caption these images, a block at a time; gives the rows of `captions.jsonl`."""
     captioner, dataset, store = run.captioner, run.data.dataset, run.data.store
     store.check(dataset, captioner.encoder)
@@ -395,7 +409,7 @@ def _caption(run: Run, ids: Sequence[str], pieces: Pieces) -> list[dict[str, Any
         piece = pieces.find(name, read)
         if piece is None:
             line.update(start, len(ids))  # only of blocks made now, so that found ones do not count for the rate
-            said = decode_store(captioner, store, [dataset.row(id) for id in block], run.recipe.decoding)
+            said = decode_store(captioner, store, [dataset.row(id) for id in block], decoding)
             rows = [{"id": id, **asdict(one)} for id, several in zip(block, said, strict=True) for one in several]
             piece = pieces.keep(name, {"rows": rows})
         found += piece["rows"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -22,30 +23,61 @@ from tellapart.metrics import (
     reference_clip_scores,
     tokenize,
 )
+from tellapart.metrics.cider import DocumentFrequencies
 from tellapart.metrics.consensus import NEIGHBOURS
 from tellapart.progress import ProgressLine
 
 
-def consensus_captions(prepared: Prepared, split: str, captions: Sequence[Sequence[str]], keep: int) -> list[list[str]]:
-    """Of each image's captions the best by consensus with the captions of the nearest training images.
+class Consensus:
+    """Keeps the best of each image's captions by consensus with the captions of the nearest training images.
+
+    What does not depend on the captions is found once, when first needed.
 
     Args:
         prepared: data and features.
         split: the captioned images.
-        captions: several per image, in the split's order.
-        keep: how many stay.
+        images: only the first so many; by default all.
     """
-    dataset, store = prepared.dataset, prepared.store
-    training = [record for record in dataset.split("train") if record.captions]
-    rows, training_rows = ([dataset.row(r.id) for r in records] for records in (dataset.split(split), training))
-    nearest = nearest_features(store.pooled(rows), store.pooled(training_rows), min(NEIGHBOURS, len(training)))
-    scores = consensus_scores(
-        [tokenize(list(texts)) for texts in captions],
-        [tokenize(list(record.captions)) for record in training],
-        nearest,
-        on_progress=ProgressLine("consensus re-ranking", " images").update,
-    )
-    return best_candidates(captions, scores, keep)
+
+    def __init__(self, prepared: Prepared, split: str, images: int | None = None) -> None:
+        self._prepared = prepared
+        self._records = prepared.dataset.split(split)[:images]
+        self._training = [record for record in prepared.dataset.split("train") if record.captions]
+
+    @cached_property
+    def _nearest(self) -> NDArray[np.int64]:
+        dataset, store = self._prepared.dataset, self._prepared.store
+        rows, training = ([dataset.row(record.id) for record in some] for some in (self._records, self._training))
+        return nearest_features(store.pooled(rows), store.pooled(training), min(NEIGHBOURS, len(training)))
+
+    @cached_property
+    def _training_captions(self) -> list[list[str]]:
+        return [tokenize(list(record.captions)) for record in self._training]
+
+    @cached_property
+    def _frequencies(self) -> DocumentFrequencies:
+        return DocumentFrequencies.count(self._training_captions)
+
+    def best(self, captions: Sequence[Sequence[str]], keep: int) -> list[list[str]]:
+        """The best captions of each image, best first.
+
+        Args:
+            captions: several per image, in the split's order.
+            keep: how many stay.
+        """
+        scores = consensus_scores(
+            [tokenize(list(texts)) for texts in captions],
+            self._training_captions,
+            self._nearest,
+            frequencies=self._frequencies,
+            on_progress=ProgressLine("consensus re-ranking", " images").update,
+        )
+        return best_candidates(captions, scores, keep)
+
+
+def consensus_captions(prepared: Prepared, split: str, captions: Sequence[Sequence[str]], keep: int) -> list[list[str]]:
+    """Of each image's captions the best by `Consensus`."""
+    return Consensus(prepared, split).best(captions, keep)
 
 
 def cider_between_similar(prepared: Prepared, split: str, captions: Sequence[str], count: int) -> NDArray[np.float64]:

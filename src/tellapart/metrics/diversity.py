@@ -10,7 +10,7 @@ Among the n captions c_1 … c_n of each image (`candidate_scores`), averaged ov
     SelfCIDEr_Luo     log_n(Σ √λ / √λ_max), λ the eigenvalues (at least 0) of K_ij = CIDEr(c_i, c_j)
     SelfCIDEr_Wang    the same for K_ij = K_ji = CIDEr-D(c_i, c_j), i ≤ j, c_j the reference; λ its singular values
     distinct_within   different captions / n;  novel_within: captions that equal no training caption / n
-    oracle_METRIC     the largest METRIC among the n captions, separately for each metric
+    oracle_METRIC     the largest METRIC among the n captions, separately for each metric; mean_METRIC: their mean
 
 Low mBLEU means diverse; for the others, high does. Papers rarely say which variant of mBLEU and SelfCIDEr they use: the
 first of each is that of COS-CVAE and Luo's code, the second that of the paper that proposed them (Wang and Chan 2019).
@@ -102,6 +102,7 @@ def candidate_scores(
     frequencies: DocumentFrequencies | None = None,
     training_captions: Iterable[str] | None = None,
     oracle: Sequence[str] = ("bleu", "rouge", "cider"),
+    means: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> CandidateScores:
     """All figures of this module's table for n ≥ 2 captions per image; captions are tokens joined by spaces.
@@ -113,6 +114,7 @@ def candidate_scores(
             those of the references, as for a single caption.)
         training_captions: for novel_within, which is omitted without them; tokenised like the candidates.
         oracle: metrics for the best caption: "bleu", "rouge", "cider", "meteor" (slow).
+        means: also give the mean of these metrics over an image's captions.
         on_progress: called with the steps done and the number of steps.
 
     Example:
@@ -125,6 +127,7 @@ def candidate_scores(
     if unknown:
         raise DataError(f"no oracle by '{unknown[0]}'{did_you_mean(unknown[0].lower(), ORACLE)}")
     best: dict[str, Figures] = {}
+    mean: dict[str, Figures] = {}
     mutual: list[float] = []
     sentences = np.zeros(len(candidates))
     for i, slot in enumerate(slots):
@@ -135,6 +138,7 @@ def candidate_scores(
         for name in oracle:
             for metric, figures in ORACLE[name](references, slot).items():
                 best[metric] = np.maximum(best.get(metric, figures), figures)
+                mean[metric] = mean.get(metric, 0.0) + figures / len(slots)
         if on_progress is not None:
             on_progress(i + 1, len(slots))
 
@@ -151,6 +155,8 @@ def candidate_scores(
         per_image["novel_within"] = _novel_within(candidates, training_captions)
     # A metric that cannot be computed for one caption has no best caption.
     per_image |= {f"oracle_{metric}": figures for metric, figures in best.items() if np.isfinite(figures).all()}
+    if means:
+        per_image |= {f"mean_{metric}": figures for metric, figures in mean.items() if np.isfinite(figures).all()}
     corpus = {"mBLEU_4_corpus": float(np.mean(mutual))}
     return CandidateScores(corpus | {name: float(figures.mean()) for name, figures in per_image.items()}, per_image)
 
@@ -242,3 +248,37 @@ ORACLE: dict[str, Quality] = {
     "cider": lambda references, captions: {"CIDEr": cider_scores(references, captions).per_image},
     "meteor": _meteor,
 }
+
+
+def oracle_scores(
+    candidates: Texts,
+    references: Texts,
+    counts: Sequence[int],
+    metrics: Sequence[str] = ("bleu", "rouge", "cider"),
+    on_progress: Callable[[int, int], None] | None = None,
+) -> dict[int, dict[str, Figures]]:
+    """The best of each image's first n captions, separately for each metric: n → metric → [images].
+
+    Args:
+        candidates: the same number of captions for every image; captions are tokens joined by spaces.
+        references: references of the same images, in the same order.
+        counts: the numbers n, up to that of the captions.
+        metrics: as for `candidate_scores`.
+        on_progress: called with the captions done and their number.
+
+    Example:
+        >>> found = oracle_scores([["a bus", "a dog runs"]], [["a dog runs"]], [1, 2])
+        >>> [round(float(found[n]["ROUGE_L"][0]), 3) for n in (1, 2)]
+        [0.386, 1.0]
+    """
+    best: dict[str, Figures] = {}
+    found: dict[int, dict[str, Figures]] = {}
+    for done, slot in enumerate(_slots(candidates, references)[: max(counts)], start=1):
+        for name in metrics:
+            for metric, figures in ORACLE[name](references, slot).items():
+                best[metric] = np.maximum(best.get(metric, figures), figures)
+        if done in counts:
+            found[done] = {metric: figures for metric, figures in best.items() if np.isfinite(figures).all()}
+        if on_progress is not None:
+            on_progress(done, max(counts))
+    return found

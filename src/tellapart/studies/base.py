@@ -96,6 +96,7 @@ class Study:
         axis: horizontal axis of its plot, if it has one.
         search: search the learning rates of all arms by default (`studies.rates`). Otherwise arms have those of their
             recipes, which are equal where only the objective differs.
+        captioner: base captioner if none is chosen.
         paper: recipe -> recipe in `recipes/paper/` that replaces it at the budget `paper`, on photographs.
     """
 
@@ -111,6 +112,7 @@ class Study:
     measure: str = "tellapart.studies.measure_captions:CaptionMeasure"
     axis: Axis | None = None
     search: bool = False
+    captioner: str = "adaptive"
     paper: Mapping[str, str] = field(default_factory=dict)
 
 

@@ -14,7 +14,7 @@ from tellapart.data.batches import BatchSource
 from tellapart.data.negatives import CaptionPool
 from tellapart.data.prepare import prepare
 from tellapart.objectives.base import Epoch, Objective, Progress
-from tellapart.recipe import Recipe
+from tellapart.recipe import ENTROPY, Recipe
 from tellapart.studies.rates import updates
 from tellapart.training import assemble, role_model
 
@@ -52,11 +52,14 @@ def _begin(recipe: Recipe) -> tuple[Objective, BatchSource]:
     target = make(recipe)
     frozen = {}
     for role, kind in recipe.needed_roles().items():
+        if role == ENTROPY:  # decides which captions are read, not how long that takes
+            continue
         places = [Path(place) for place in recipe.roles[role].places]
         if all(place.is_dir() for place in places):
             frozen[role] = role_model(places, kind)
         else:
-            frozen[role] = make(Recipe.load(places[0], budget=recipe.budget))
+            found = Recipe.load(places[0], budget=recipe.budget)
+            frozen[role] = make(found.model_copy(update={"data": recipe.data}))  # as in training: the same words
     objective, sources = assemble(recipe, prepared, target, frozen)
     return objective, sources["train"]
 

@@ -26,8 +26,6 @@ from tellapart.studies.result import ArmResult, Result
 from tellapart.studies.treatment import RATE, Difference, check_treatment, describe
 from tellapart.training import run_recipe
 
-CAPTIONER = "adaptive"
-
 
 def run_study(
     name: str,
@@ -54,7 +52,7 @@ def run_study(
         budget: `smoke`, `laptop` or `paper`.
         seeds: trainings of each arm. Each seed has its own MLE model.
         captioner: base captioner, the first word of its recipe's file name (studies of captioners only); by default
-            `adaptive`.
+            `adaptive`, in studies of UNKT `transformer`.
         search: search the learning rates of all arms on the validation split; by default as the study says, and never
             at `smoke`. Without a search, arms have the rates of their recipes.
         factors: dotted key -> values to cross with every arm that is trained further, such as
@@ -82,7 +80,8 @@ def run_study(
         for option, value in options.items():
             if value is not None:
                 raise RecipeError(f"{option}: {name} is about retrievers, not captioners; remove the option")
-    arms = cross(study.arms(captioner or CAPTIONER), factors) if factors else study.arms(captioner or CAPTIONER)
+    captioner = captioner or study.captioner
+    arms = cross(study.arms(captioner), factors) if factors else study.arms(captioner)
     _check_used(use, study, arms, measure)
     arms, left_out = trainable(arms, use)
     settings = DataSettings(source=data, prepared=str(prepared))
@@ -90,7 +89,7 @@ def run_study(
     trainer = ArmTrainer(
         study=study, recipes=recipes, data=settings, budget=budget, runs=runs, use=use, overrides=overrides
     )
-    captioner_part = f"-{captioner or CAPTIONER}" if measure.trains == "captioner" else ""
+    captioner_part = f"-{captioner}" if measure.trains == "captioner" else ""
     folder = out or Path("studies") / f"{name}-{recipes.name}{captioner_part}-{budget}"
     check_study_folder(folder, name)
     search = study.search and budget != "smoke" if search is None else search

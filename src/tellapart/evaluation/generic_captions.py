@@ -1,0 +1,114 @@
+"""The most generic and the most specific captions of a data set, and how generic anyone's captions are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tellapart.evaluation.retrieval_entropy import RetrievalEntropy, percentiles_among
+from tellapart.files import check_output
+
+# A higher correlation of entropy and length is told as a warning.
+LONG = 0.2
+
+Row = dict[str, Any]
+
+
+def caption_rows(found: RetrievalEntropy) -> list[Row]:
+    """All captions of the split, the most generic first; of equal ones in record order.
+
+    A row has `id` (the image), `caption`, `entropy` (in nats), `percentile` (from 0, specific, to 1, generic),
+    `retriever` (its run) and `seen` (whether that retriever was trained on the caption).
+    """
+    gallery, percentiles = found.gallery, found.percentiles()
+    names = [judge.run.folder.name for judge in found.judges]
+    return [
+        {
+            "id": gallery.ids[gallery.image_of_caption[place]],
+            "caption": gallery.captions[place],
+            "entropy": round(float(found.entropies[place]), 5),
+            "percentile": round(float(percentiles[place]), 5),
+            "retriever": names[found.judge[place]],
+            "seen": bool(found.seen[place]),
+        }
+        for place in np.argsort(-percentiles, kind="stable").tolist()
+    ]
+
+
+def sentence_rows(found: RetrievalEntropy, sentences: Sequence[str]) -> list[Row]:
+    """Anyone's captions, in their order: `caption`, `entropy`, and `percentile` among the captions of the split."""
+    entropies, percentiles = found.of_others(sentences)
+    return [
+        {"caption": sentence, "entropy": round(float(entropy), 5), "percentile": round(float(percentile), 5)}
+        for sentence, entropy, percentile in zip(sentences, entropies, percentiles, strict=True)
+    ]
+
+
+def both_ends(rows: Sequence[Row], count: int) -> tuple[list[Row], list[Row]]:
+    """The most generic rows, and the most specific ones, most specific first; each wording once.
+
+    >>> rows = [{"caption": text} for text in ("a dog", "A dog", "a cat", "two grey cats on a red sofa")]
+    >>> [[row["caption"] for row in end] for end in both_ends(rows, 2)]
+    [['a dog', 'a cat'], ['two grey cats on a red sofa']]
+    """
+    first = _distinct(rows, count, set())
+    taken = {_wording(row) for row in first}
+    return first, _distinct(reversed(rows), count, taken)
+
+
+def _distinct(rows: Iterable[Row], count: int, taken: set[str]) -> list[Row]:
+    found: dict[str, Row] = {}
+    for row in rows:
+        if len(found) == count:
+            break
+        if (wording := _wording(row)) not in taken:
+            found.setdefault(wording, row)
+    return list(found.values())
+
+
+def _wording(row: Row) -> str:
+    return " ".join(row["caption"].lower().split())
+
+
+def length_correlation(found: RetrievalEntropy) -> float:
+    """Spearman's correlation of how generic a caption is with its number of words; 0 if all have equally many."""
+    words = np.array([len(caption.split()) for caption in found.gallery.captions], np.float64)
+    ranks = percentiles_among(words, words)
+    if ranks.std() == 0 or found.percentiles().std() == 0:
+        return 0.0
+    return float(np.corrcoef(found.percentiles(), ranks)[0, 1])
+
+
+def describe_judges(found: RetrievalEntropy) -> str:
+    """Who judged, whether a retriever judged captions that it was trained on, and whether long captions look generic.
+
+    A generic caption is short. If long captions have a high entropy, the retriever is more often unsure about them
+    than they are generic.
+    """
+    names = [judge.run.folder.name for judge in found.judges]
+    count, seen = len(found.seen), int(found.seen.sum())
+    lines = [f"{count} captions compared with {found.images} images by {' and '.join(names)}."]
+    if seen:
+        lines.append(
+            f"Warning: not cross-fitted. {seen} captions were judged by a retriever that was trained on them, so they "
+            "look more specific than they are. Train a retriever with data.half=1 and one with data.half=2, and give "
+            "both."
+        )
+    else:
+        lines.append("No caption was judged by a retriever that was trained on it.")
+    correlation = length_correlation(found)
+    lines.append(f"Correlation of entropy with the number of words: {correlation:+.2f}.")
+    if correlation > LONG:
+        lines.append(
+            "Warning: long captions have a high entropy, and they are rarely generic. This retriever is unsure about "
+            "them; take a better one."
+        )
+    return "\n".join(lines)
+
+
+def check_rows(path: Path, inputs: Iterable[str | Path]) -> None:
+    """Raise unless the rows can be written to this file."""
+    check_output(path, "caption", "entropy", "percentile", inputs=inputs)

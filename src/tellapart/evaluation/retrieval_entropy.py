@@ -1,0 +1,465 @@
+"""Retrieval entropy: how generic a caption is (UNKT, section 3.2).
+
+A retriever turns a caption into a distribution over the images of a data set, by its similarities s_i with them:
+
+    p_i = exp(s_i / τ) / Σ_j exp(s_j / τ),   H = −Σ_i p_i ln p_i = ln Z − Σ_i p_i s_i / τ
+
+in nats. H is 0 if the caption finds one image, and ln(images) if it fits all of them equally well. Similarities are
+computed in float32, a block of captions × images at a time. A block adds to Z and to Σ e^(s/τ) s/τ, both relative to
+the largest score so far, and is dropped: memory holds one vector per image, and one block.
+
+A retriever remembers the captions it was trained on. So each caption is judged by the first of the given retrievers
+that was not trained on it: two retrievers, each trained on one half of the images (`data.half`), judge all captions of
+the training split (cross-fitting).
+
+The image vectors and the entropies are kept in the folder of the retriever's run, and an interrupted call continues.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tellapart.data.blocks import open_blocks
+from tellapart.data.halves import half_of
+from tellapart.data.prepare import Prepared, prepare
+from tellapart.data.settings import DataSettings
+from tellapart.errors import DataError, RunError
+from tellapart.evaluation.retrieval import AT_ONCE, Gallery
+from tellapart.files import cache_folder, check_folder, digest_of
+from tellapart.progress import OnProgress
+from tellapart.recipe import Recipe
+from tellapart.retrievers.base import Raw, inner_products, move
+from tellapart.run import Run, open_run, read_state
+
+# CLIP's own, by which the paper's retriever was trained.
+TEMPERATURE = 0.01
+# Captions × images compared at a time: 8 MB of scores, which is about as fast as the matrix product alone.
+CAPTIONS, IMAGES = 1024, 2048
+# Captions, or images, in a block of a file.
+BLOCK = 4096
+# Version of the tables.
+FORMAT = 1
+
+Vectors = NDArray[np.float32]
+Entropies = NDArray[np.float64]
+Places = NDArray[np.int64]
+
+
+class EntropySums:
+    """The entropies of captions, from their scores a block of images after the other.
+
+    Args:
+        captions: how many.
+        device: where the scores are.
+
+    Example:
+        >>> sums = EntropySums(1)
+        >>> for part in ([[0.0, 0.0]], [[0.0]], [[0.0]]):
+        ...     sums.add(torch.tensor(part))
+        >>> bool(abs(sums.entropies()[0] - np.log(4)) < 1e-6)
+        True
+    """
+
+    def __init__(self, captions: int, device: torch.device | str = "cpu") -> None:
+        self._top = torch.full((captions,), -torch.inf, device=device)
+        self._mass, self._scored = (torch.zeros(captions, dtype=torch.float64, device=device) for _ in range(2))
+
+    def add(self, scores: torch.Tensor, memory: torch.Tensor | None = None) -> None:
+        """Count the images of a block.
+
+        Args:
+            scores: s / τ, `[captions, images]` in float32; they are overwritten.
+            memory: as large as the scores, to be overwritten too. Fresh memory for each block costs more time than the
+                sums.
+        """
+        top = torch.maximum(self._top, scores.amax(dim=1))
+        if not torch.isfinite(top).all():
+            raise DataError("a similarity is not a finite number; the retriever has diverged: train it again")
+        # What is there is relative to the largest score before: e^(s−top) = e^(s−before) e^(before−top).
+        fall = torch.where(torch.isfinite(self._top), self._top - top, 0.0).double()
+        self._scored = (self._scored + fall * self._mass) * fall.exp()
+        self._mass *= fall.exp()
+        scores -= top[:, None]
+        weights = torch.exp(scores, out=memory)
+        self._mass += weights.sum(dim=1)
+        self._scored += weights.mul_(scores).sum(dim=1)
+        self._top = top
+
+    def entropies(self) -> Entropies:
+        """H of every caption, in nats."""
+        found: Entropies = (self._mass.log() - self._scored / self._mass).clamp(min=0).cpu().numpy()
+        return found
+
+
+def vector_entropies(
+    images: Vectors | torch.Tensor, captions: Vectors | torch.Tensor, temperature: float = TEMPERATURE
+) -> Entropies:
+    """Retrieval entropy of each caption over these images, from vectors whose inner products are the similarities.
+
+    Args:
+        images: `[images, width]`, float32.
+        captions: `[captions, width]`, float32.
+        temperature: τ.
+
+    Example:
+        >>> images = np.eye(3, dtype=np.float32)
+        >>> captions = np.array([[1, 0, 0], [0.5, 0.5, 0], [0, 0, 0]], dtype=np.float32)
+        >>> vector_entropies(images, captions).round(3).tolist()
+        [0.0, 0.693, 1.099]
+    """
+    of_images, of_captions = (torch.as_tensor(vectors, dtype=torch.float32) for vectors in (images, captions))
+    found = np.empty(len(of_captions))
+    memory = torch.empty(2, CAPTIONS * IMAGES, device=of_captions.device)
+    for start in range(0, len(of_captions), CAPTIONS):
+        part = of_captions[start : start + CAPTIONS] / temperature
+        sums = EntropySums(len(part), part.device)
+        for first in range(0, len(of_images), IMAGES):
+            block = of_images[first : first + IMAGES].t()
+            scores, weights = memory[:, : len(part) * block.shape[1]].view(2, len(part), block.shape[1])
+            sums.add(torch.mm(part, block, out=scores), weights)
+        found[start : start + CAPTIONS] = sums.entropies()
+    return found
+
+
+@dataclass(frozen=True)
+class RetrievalEntropy:
+    """Retrieval entropies of the captions of a split, in record order, as `Gallery` lists them.
+
+    Attributes:
+        entropies: `[captions]`, in nats.
+        judge: `[captions]`, the place of the retriever that judged each.
+        seen: `[captions]`, whether that retriever was trained on it.
+        judges: the retrievers.
+    """
+
+    entropies: Entropies
+    judge: Places
+    seen: NDArray[np.bool_]
+    judges: Sequence[EntropyJudge]
+
+    @property
+    def gallery(self) -> Gallery:
+        """The captions and their images."""
+        return self.judges[0].gallery
+
+    @property
+    def images(self) -> int:
+        """Number of images in the pool."""
+        return len(self.judges[0].pool)
+
+    @property
+    def cross_fitted(self) -> bool:
+        """Whether no caption was judged by a retriever that was trained on it."""
+        return not self.seen.any()
+
+    def percentiles(self) -> Entropies:
+        """How generic each caption is, from 0 to 1: the share of captions with lower entropy, ties counted half.
+
+        It is among captions of the same judge, because entropies of two retrievers are not on quite the same scale.
+        """
+        found = np.empty(len(self.entropies))
+        for judge in np.unique(self.judge):
+            own = self.judge == judge
+            found[own] = percentiles_among(self.entropies[own], self.entropies[own])
+        return found
+
+    def of_others(self, captions: Sequence[str]) -> tuple[Entropies, Entropies]:
+        """Entropies of anyone's captions, and their percentiles among those of the split: means over the retrievers.
+
+        Args:
+            captions: any sentences; the retrievers should not have been trained on them.
+        """
+        entropies, percentiles = np.zeros(len(captions)), np.zeros(len(captions))
+        used = np.unique(self.judge)
+        for judge in used:
+            found = self.judges[judge].entropies(captions)
+            entropies += found / len(used)
+            percentiles += percentiles_among(found, self.entropies[self.judge == judge]) / len(used)
+        return entropies, percentiles
+
+
+def percentiles_among(values: Entropies, others: Entropies) -> Entropies:
+    """The share of `others` below each value, ties counted half.
+
+    >>> percentiles_among(np.array([0.0, 2.0, 9.0]), np.array([1.0, 2.0])).tolist()
+    [0.0, 0.75, 1.0]
+    """
+    ordered = np.sort(others)
+    both = np.searchsorted(ordered, values, "left") + np.searchsorted(ordered, values, "right")
+    return np.asarray(both / (2 * len(ordered)))
+
+
+def data_for(source: str, retriever: Run) -> DataSettings:
+    """Settings of a data set for the retriever of a run: its own ones, if that is the data set of its training.
+
+    Args:
+        source: as in `data.source`.
+        retriever: has the folder for features.
+    """
+    own = retriever.recipe.data
+    if source == own.source or ("scenes" not in (source, own.source) and _same_place(source, own.source)):
+        return own
+    return DataSettings(source=source, prepared=own.prepared, store=own.store, max_skipped=own.max_skipped)
+
+
+def _same_place(one: str, other: str) -> bool:
+    return os.path.realpath(one) == os.path.realpath(other)
+
+
+def caption_entropies(
+    retrievers: Sequence[Run | str | Path],
+    data: DataSettings | None = None,
+    split: str = "train",
+    *,
+    temperature: float = TEMPERATURE,
+    pool: int | None = None,
+    folder: Path | None = None,
+    on_progress: OnProgress | None = None,
+) -> Entropies:
+    """The retrieval entropy of every caption of a split, in record order; see `retrieval_entropy` for the arguments.
+
+    Example:
+        >>> caption_entropies(["runs/ranking-half-1", "runs/ranking-half-2"]).shape      # doctest: +SKIP
+        (30000,)
+    """
+    return retrieval_entropy(
+        retrievers, data, split, temperature=temperature, pool=pool, folder=folder, on_progress=on_progress
+    ).entropies
+
+
+def retrieval_entropy(
+    retrievers: Sequence[Run | str | Path],
+    data: DataSettings | None = None,
+    split: str = "train",
+    *,
+    temperature: float = TEMPERATURE,
+    pool: int | None = None,
+    folder: Path | None = None,
+    on_progress: OnProgress | None = None,
+) -> RetrievalEntropy:
+    """Retrieval entropies of all captions of a split, each by the first retriever that was not trained on it.
+
+    A caption that all were trained on is judged by the first, and `RetrievalEntropy.seen` says so.
+
+    Args:
+        retrievers: runs of retrievers, or their folders; for the captions they were trained on, two: one of each half.
+        data: the data set; by default that of the first retriever. Encoder and half are those of each retriever.
+        split: the captions; images without captions are left out.
+        temperature: τ.
+        pool: number of images to compare with, drawn from the split; by default all.
+        folder: for the tables; by default the folder of each run, or the cache folder if that cannot be written.
+        on_progress: called with the name of the work, the number done and the total.
+    """
+    judges = [EntropyJudge.open(one, data, split, temperature, pool, folder, on_progress) for one in retrievers]
+    if not judges:
+        raise RunError("retrieval entropy needs the run of a retriever; give at least one")
+    gallery = judges[0].gallery
+    for judge in judges[1:]:
+        if (judge.gallery.ids, judge.gallery.captions) != (gallery.ids, gallery.captions):
+            raise RunError(f"{judge.run.folder}: its data has other captions than that of {judges[0].run.folder}")
+    seen = np.stack([judge.seen for judge in judges])
+    chosen = seen.argmin(axis=0)  # the first that has not seen it; the first of all if all have
+    entropies = np.empty(len(chosen))
+    for place, judge in enumerate(judges):
+        own = np.flatnonzero(chosen == place)
+        if len(own):
+            entropies[own] = judge.kept_entropies([gallery.captions[caption] for caption in own])
+    return RetrievalEntropy(entropies, chosen, seen[chosen, np.arange(len(chosen))], judges)
+
+
+class EntropyJudge:
+    """One retriever and the images it compares captions with; `open` makes one.
+
+    Attributes:
+        run: of the retriever.
+        prepared: the data, with the features of the retriever's encoder.
+        gallery: the captions of the split and their images.
+        pool: rows of the images in the feature store.
+        seen: `[captions]`, whether the retriever was trained on each caption of the split.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        prepared: Prepared,
+        split: str,
+        temperature: float = TEMPERATURE,
+        pool: int | None = None,
+        folder: Path | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> None:
+        if not temperature > 0:
+            raise DataError(f"the temperature must be above 0, and it is {temperature}")
+        prepared.store.check(prepared.dataset, run.retriever.encoder)
+        self.run, self.prepared, self.temperature = run, prepared, temperature
+        self.gallery = Gallery.of_split(prepared, split)
+        self.pool = _pool(self.gallery, pool)
+        self.seen = self._seen(split)
+        self._folder = folder or _writable(run.folder)
+        self._on_progress = on_progress
+
+    @classmethod
+    def open(
+        cls,
+        retriever: Run | str | Path,
+        data: DataSettings | None,
+        split: str,
+        temperature: float = TEMPERATURE,
+        pool: int | None = None,
+        folder: Path | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> EntropyJudge:
+        """See `retrieval_entropy` for the arguments."""
+        run = retriever if isinstance(retriever, Run) else open_run(retriever)
+        if run.recipe.trains != "retriever":
+            raise RunError(f"{run.folder}: a captioner has no similarities; give the run of a retriever")
+        own = run.recipe.data
+        settings = (data or own).model_copy(update={"encoder": own.encoder, "half": None})
+        return cls(run, prepare(settings, on_progress), split, temperature, pool, folder, on_progress)
+
+    def kept_entropies(self, captions: Sequence[str]) -> Entropies:
+        """Entropies of these captions; kept in the folder and found again, and continued after an interruption."""
+        made_from = {**self._made_from(), "captions": captions, "temperature": self.temperature}
+        path = self._folder / f"retrieval-entropy-{digest_of(made_from)[:16]}"
+        starts = range(0, len(captions), BLOCK)
+        with open_blocks(path, made_from, (len(captions),), np.float64, starts) as blocks:
+            for number in list(blocks.missing):
+                self._show("measuring retrieval entropy", blocks.done, len(captions))
+                blocks.keep(number, self.entropies(captions[blocks.rows(number)]))
+                self._show("measuring retrieval entropy", blocks.done, len(captions))
+            return np.array(blocks.values())
+
+    @torch.no_grad()
+    def entropies(self, captions: Sequence[str]) -> Entropies:
+        """Entropies of these captions over the pool."""
+        retriever = self.run.retriever
+        # By length, for little padding; the embeddings do not depend on it.
+        order = np.array(sorted(range(len(captions)), key=lambda place: len(captions[place].split())), np.int64)
+        parts = [order[start : start + AT_ONCE] for start in range(0, len(order), AT_ONCE)]
+        embedded = (retriever.embed_texts([captions[place] for place in part]) for part in parts)
+        found = np.empty(len(captions))
+        if retriever.has_index_vectors:
+            texts = [retriever.index_vectors(raw).float() for raw in embedded]
+            if texts:
+                found[order] = vector_entropies(self._image_vectors, torch.cat(texts), self.temperature)
+            return found
+        for part, raw in zip(parts, embedded, strict=True):
+            sums = EntropySums(len(part), retriever.device)
+            for images in self._raw_images:
+                scores = retriever.similarity(move(images, retriever.device), raw)
+                sums.add(scores.t().float() / self.temperature)
+            found[part] = sums.entropies()
+        return found
+
+    @torch.no_grad()
+    def first_images(self, captions: Sequence[str], count: int) -> list[list[str]]:
+        """Ids of the images of the pool that fit each caption best, best first."""
+        retriever = self.run.retriever
+        raw = retriever.embed_texts(captions)
+        if retriever.has_index_vectors:
+            scores = inner_products(retriever.index_vectors(raw), self._image_vectors)
+        else:
+            parts = [retriever.similarity(move(images, retriever.device), raw) for images in self._raw_images]
+            scores = torch.cat(parts).t()
+        records = self.prepared.dataset.records
+        best = scores.argsort(dim=1, descending=True, stable=True)[:, :count].tolist()
+        return [[records[self.pool[place]].id for place in row] for row in best]
+
+    @cached_property
+    @torch.no_grad()
+    def _image_vectors(self) -> torch.Tensor:
+        """Index vectors of the pool, `[images, width]`; kept in the folder."""
+        retriever = self.run.retriever
+
+        def vectors(rows: slice) -> torch.Tensor:
+            places = range(*rows.indices(len(self.pool)))[::AT_ONCE]
+            ends = [min(start + AT_ONCE, rows.stop) for start in places]
+            embedded = (self._embed_images(start, end) for start, end in zip(places, ends, strict=True))
+            return torch.cat([retriever.index_vectors(raw).float().cpu() for raw in embedded])
+
+        made_from, images = self._made_from(), len(self.pool)
+        shape, starts = (images, vectors(slice(0, 1)).shape[1]), range(0, images, BLOCK)
+        path = self._folder / f"image-vectors-{digest_of(made_from)[:16]}"
+        with open_blocks(path, made_from, shape, np.float32, starts) as blocks:
+            for number in list(blocks.missing):
+                self._show("embedding images", blocks.done, images)
+                blocks.keep(number, vectors(blocks.rows(number)).numpy())
+                self._show("embedding images", blocks.done, images)
+            return torch.from_numpy(np.array(blocks.values())).to(retriever.device)
+
+    @cached_property
+    @torch.no_grad()
+    def _raw_images(self) -> list[Raw]:
+        """Raw embeddings of the pool in parts, for a retriever that compares pair by pair."""
+        starts = range(0, len(self.pool), AT_ONCE)
+        return [move(self._embed_images(start, start + AT_ONCE), "cpu") for start in starts]
+
+    def _embed_images(self, start: int, stop: int) -> Raw:
+        retriever = self.run.retriever
+        features = torch.from_numpy(self.prepared.store.grid(self.pool[start:stop]))
+        return retriever.embed_images(features.to(retriever.device))
+
+    def _made_from(self) -> dict[str, Any]:
+        """What decides the image vectors."""
+        store = self.prepared.store
+        return {
+            "format": FORMAT,
+            "retriever": [self.run.model_digest, self.run.retriever.settings.model_dump(mode="json")],
+            "images": [store.encoder.as_dict(), store.pictures_digest(self.pool), self.pool],
+        }
+
+    def _seen(self, split: str) -> NDArray[np.bool_]:
+        """Whether the retriever, or the model it started from, was trained on each caption of the split."""
+        dataset, gallery = self.prepared.dataset, self.gallery
+        trainings = _trainings(self.run.folder, dataset.digest) if split == "train" else []
+        records = [dataset.records[dataset.row(id)] for id in gallery.ids]
+        seen = [
+            any(data.half is None or half_of(record, data.half_seed) == data.half for data in trainings)
+            for record in records
+        ]
+        return np.array(seen, np.bool_)[gallery.image_of_caption]
+
+    def _show(self, what: str, done: int, of: int) -> None:
+        if self._on_progress is not None:
+            self._on_progress(f"{what} with {self.run.folder.name}", done, of)
+
+
+def _trainings(folder: Path, dataset: str) -> list[DataSettings]:
+    """What a run, and the runs it started from as far as they are there, were trained on of this data set."""
+    found = []
+    while (folder / "run.json").exists():
+        recipe = Recipe.load(folder)
+        if recipe.training.steps != 0 and read_state(folder).made_from.get("data") == dataset:
+            found.append(recipe.data)
+        if recipe.start is None:
+            break
+        folder = Path(recipe.start.places[0])
+    return found
+
+
+def _pool(gallery: Gallery, images: int | None) -> list[int]:
+    """Rows of the images to compare with, in record order: all, or so many by the digests of their ids."""
+    if images is None:
+        return gallery.rows
+    if not 0 < images <= len(gallery.rows):
+        raise DataError(f"a pool of {images} images cannot be drawn from {len(gallery.rows)}; choose another --pool")
+    drawn = sorted(range(len(gallery.ids)), key=lambda place: digest_of(["pool", gallery.ids[place]]))[:images]
+    return [gallery.rows[place] for place in sorted(drawn)]
+
+
+def _writable(folder: Path) -> Path:
+    """This folder, or the cache folder if files cannot be written here."""
+    try:
+        check_folder(folder)
+    except DataError:
+        return cache_folder() / "retrieval-entropy"
+    return folder
