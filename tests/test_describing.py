@@ -149,6 +149,33 @@ def test_telling_apart_is_given_these_models(
     assert given == {"images": files, "model": model, "retriever": retriever, "weight": 2}
 
 
+def test_the_examples_of_the_pages(
+    model: Path, files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The Python blocks of the README and of the page, as they stand, with a tiny model as the shipped one."""
+    (tmp_path / "models").mkdir()
+    model.rename(tmp_path / "models" / "captioner")
+    monkeypatch.setattr(shipped, "shipped_models", lambda: tmp_path / "models")
+    monkeypatch.chdir(tmp_path)
+    for name in ("photo.jpg", "a.jpg", "b.jpg"):
+        (tmp_path / name).write_bytes(files[0].read_bytes())
+    same = torch.tensor([-9.0])
+    known = {
+        **dict.fromkeys(("target_positive", "reference_positive", "positive_ratio"), same),
+        **dict.fromkeys(("target_negative", "reference_negative", "negative_ratio"), same[:, None]),
+        "cosines": torch.eye(2),
+        "negatives": ~torch.eye(2, dtype=torch.bool),
+    }
+    root = Path(__file__).parents[1]
+    pages = [(root / name).read_text(encoding="utf-8") for name in ("README.md", "docs/caption-your-photos.md")]
+    blocks = [block.split("```")[0] for page in pages for block in page.split("```python\n")[1:]]
+    executed = [block for block in blocks if "tellapart.train(" not in block]
+    assert len(executed) == 3
+    for block in executed:
+        exec(block, dict(known))
+    assert len(capsys.readouterr().out.splitlines()) == 4
+
+
 # --- which of my pictures does this caption fetch? ------------------------------------------------------------------
 
 

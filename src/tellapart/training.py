@@ -498,7 +498,7 @@ def assemble(
     return objective, sources
 
 
-def _entropies(recipe: Recipe, judges: list[Run], on_progress: OnProgress | None) -> RetrievalEntropy:
+def _entropies(recipe: Recipe, judges: list[Path], on_progress: OnProgress | None) -> RetrievalEntropy:
     """The retrieval entropies of the training captions; they are kept in the folders of the judges."""
     chosen = recipe.data.entropy
     return retrieval_entropy(

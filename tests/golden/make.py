@@ -1,6 +1,6 @@
-"""Write `captions.json`: what the shipped captioner says of pictures of scikit-image. Run it for a new shipped model.
+"""Write `captions.json`: what the shipped captioner says of pictures of scikit-image.
 
-python tests/golden/make.py
+Run it after a new model is shipped: python tests/golden/make.py
 """
 
 from __future__ import annotations

@@ -78,10 +78,12 @@ def prepare_part(
     kept = encoder.identity.folder + ("" if settings.store == "float16" else f"-{settings.store}")
     folder = Path(settings.prepared) / f"{dataset.name}-{dataset.digest[:8]}" / kept
 
+    read = dataset
+
     def write(folder: Path, encoder: ImageEncoder, what: str) -> FeatureStore | None:
         return write_store(
             folder,
-            dataset,
+            read,
             encoder,
             part=part,
             max_skipped=settings.max_skipped,
