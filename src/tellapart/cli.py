@@ -715,9 +715,9 @@ def evaluate_diversity(
 def evaluate_retrieval(
     run: Annotated[Path, typer.Argument(help="A retriever's run folder.")],
     split: Annotated[str, typer.Option(help="The images to measure on.")] = "test",
-    folds: Annotated[
+    fold_size: Annotated[
         int | None,
-        typer.Option(min=1, help="Also the mean over this many folds (COCO 1K: 5 folds of 5,000 images)."),
+        typer.Option(min=1, help="Also the mean over folds of this many images (COCO's 1K: 1000)."),
     ] = None,
     against: Annotated[Path | None, typer.Option(help="Another retriever's run, for paired differences.")] = None,
     gallery: Annotated[
@@ -739,10 +739,10 @@ def evaluate_retrieval(
     opened = open_run(run)
     if gallery:
         check_gallery(out or run, split)
-    measured = retrieval.evaluate_retrieval(opened, split, folds, out, exact or None)
+    measured = retrieval.evaluate_retrieval(opened, split, fold_size, out, exact or None)
     print_retrieval(measured)
     if against is not None:
-        control = retrieval.evaluate_retrieval(open_run(against), split, folds, exact=exact or None)
+        control = retrieval.evaluate_retrieval(open_run(against), split, fold_size, exact=exact or None)
         differences = retrieval.compare_retrieval(measured, control, opened.data)
         print_retrieval_differences(differences, run.name, against.name)
     print(f"\n{write_gallery(opened, measured) if gallery else measured.folder}")

@@ -34,6 +34,7 @@ from tellapart.run import Run, open_run
 from tellapart.training import resume, train
 
 TRAINING = {"steps": 4, "images_per_batch": 4, "validate_every": 2, "log_every": 1, "keep": "best"}
+FOLD = 4  # of the six test images
 MONITOR = {"validate_retrieval": True, "monitor": "R@sum", "monitor_best": "highest"}
 
 
@@ -155,14 +156,16 @@ def test_runs_of_the_other_kind_are_told_apart(ranking: Run, mle: Run) -> None:
 
 
 def test_figures_ranks_and_card(ranking: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    measured = evaluate_retrieval(ranking, folds=2)
-    ranked = rank_split(ranking.retriever, ranking.data, folds=2)
+    measured = evaluate_retrieval(ranking, fold_size=FOLD)
+    ranked = rank_split(ranking.retriever, ranking.data, fold_size=FOLD)
+    assert 0 < len(ranked.folds) * FOLD < len(measured.images), "some images are in no fold"
     assert measured.figures == summarize_retrieval(ranked.ranks).figures()
     assert measured.folds == summarize_retrieval(ranked.folds).figures()
     assert [row["rank"] for row in measured.images] == ranked.ranks.image_to_text.tolist()
     assert [row["rank"] for row in measured.captions] == ranked.ranks.text_to_image.tolist()
     within = [rank for fold in ranked.folds for rank in fold.text_to_image.tolist()]
-    assert [row["rank_in_fold"] for row in measured.captions] == within
+    assert [row["rank_in_fold"] for row in measured.captions[: len(within)]] == within
+    assert not any("rank_in_fold" in row for row in measured.captions[len(within) :])
     assert measured.ranks.captions_of.tolist() == ranked.ranks.captions_of.tolist()
     assert measured.figures["R@sum"] == pytest.approx(
         sum(measured.figures[f"{d}_R@{k}"] for d in ("image_to_text", "text_to_image") for k in (1, 5, 10))
@@ -170,7 +173,7 @@ def test_figures_ranks_and_card(ranking: Run, monkeypatch: pytest.MonkeyPatch) -
     card = (model_folder(ranking.folder) / "README.md").read_text(encoding="utf-8")
     assert f"| R@sum | {measured.figures['R@sum']:.4f} |" in card.partition("## Measured on the test split")[2]
     monkeypatch.setattr(module, "rank_split", None)  # a second call finds it all
-    assert evaluate_retrieval(ranking, folds=2) == measured
+    assert evaluate_retrieval(ranking, fold_size=FOLD) == measured
     with pytest.raises(TypeError):
         evaluate_retrieval(ranking)  # other folds are measured anew
 
@@ -267,9 +270,9 @@ def test_the_command_and_the_gallery(
     ranking: Run, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = train(place / "ranking.yaml", "seed=5", runs=place / "runs")
-    cli.evaluate_retrieval(ranking.folder, "test", 2, other.folder, True, tmp_path)
+    cli.evaluate_retrieval(ranking.folder, "test", FOLD, other.folder, True, tmp_path)
     printed = capsys.readouterr().out
-    measured = evaluate_retrieval(ranking, folds=2, out=tmp_path)
+    measured = evaluate_retrieval(ranking, fold_size=FOLD, out=tmp_path)
     assert re.search(r"R@1 +R@5 +R@10 +median +mean rank", printed)
     assert re.search(rf"R@sum +{100 * measured.figures['R@sum']:.1f}\n", printed)
     assert "text→image, mean of folds" in printed

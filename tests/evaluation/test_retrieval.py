@@ -119,7 +119,7 @@ def test_streamed_ranks_equal_those_of_the_whole_matrix(
     monkeypatch.setattr(retrieval, "AT_ONCE", at_once)
     monkeypatch.setattr(retrieval, "COLUMNS", columns)
     retriever = make_retrievers()[name]
-    ranked = rank_split(retriever, PREPARED, folds=4)
+    ranked = rank_split(retriever, PREPARED, fold_size=6)
     gallery = ranked.gallery
     assert len(gallery.ids) == 24
     assert "silent" not in gallery.ids
@@ -175,8 +175,8 @@ def test_progress_is_told() -> None:
 
 
 def test_folds_that_do_not_fit_and_other_features() -> None:
-    with pytest.raises(DataError, match="24 images cannot be cut into 5 equal folds"):
-        rank_split(make_retrievers()["cosine"], PREPARED, folds=5)
+    with pytest.raises(DataError, match="24 images make no fold of 25 images"):
+        rank_split(make_retrievers()["cosine"], PREPARED, fold_size=25)
     other = FeatureStore(np.zeros((25, 5, 6), np.float16), IDENTITY, "other records")
     with pytest.raises(StoreError, match="made from other records"):
         rank_split(make_retrievers()["cosine"], Prepared(PREPARED.dataset, other, Path()))
@@ -257,7 +257,7 @@ def test_many_pairs_of_scan_are_searched_in_two_stages_unless_asked_otherwise(mo
     asked = rank_split(scan, PREPARED, exact=True)
     assert not asked.scores.reranked
     assert asked.ranks.text_to_image.tolist() == exact.ranks.text_to_image.tolist()
-    all_first = rank_split(scan, PREPARED, folds=2)
+    all_first = rank_split(scan, PREPARED, fold_size=12)
     assert all_first.scores.reranked
     assert all_first.ranks.image_to_text.tolist() == exact.ranks.image_to_text.tolist(), "100 are more than all"
     assert all_first.ranks.text_to_image.tolist() == exact.ranks.text_to_image.tolist()

@@ -73,8 +73,8 @@ class RetrievalEvaluation:
         split: which images.
         figures: figure -> value among all images and captions, the chance levels beside.
         folds: the same as means over the folds; empty without folds.
-        images: one row per image: id, rank (the best of its captions) and, with folds, rank_in_fold.
-        captions: one row per caption: id (its image), caption, rank and, with folds, rank_in_fold.
+        images: one row per image: id, rank (the best of its captions) and, if it is in a fold, rank_in_fold.
+        captions: one row per caption: id (its image), caption, rank and, if it is in a fold, rank_in_fold.
         shown: `texts` and `images`: example queries, half of them right at rank 1, with the first five results.
     """
 
@@ -100,7 +100,7 @@ class RetrievalEvaluation:
 def evaluate_retrieval(
     run: Run,
     split: str = "test",
-    folds: int | None = None,
+    fold_size: int | None = None,
     out: str | Path | None = None,
     exact: bool | None = None,
 ) -> RetrievalEvaluation:
@@ -109,7 +109,8 @@ def evaluate_retrieval(
     Args:
         run: a finished training of a retriever.
         split: the images.
-        folds: also give the means over this many folds of consecutive images (COCO's "1K": 5).
+        fold_size: also give the means over folds of this many consecutive images (COCO's "1K": 1,000). Images that are
+            too few for another fold are in none.
         out: folder for the files; by default the run's.
         exact: for retrievers that compare pair by pair (SCAN): compare all pairs, however many. By default, galleries
             of more than 10 million pairs are searched by coarse vectors first and the best 100 compared.
@@ -129,14 +130,14 @@ def evaluate_retrieval(
         name = run.recipe.name
         embedding = ProgressLine(f"embedding with {name}", " items")
         ranking = ProgressLine(f"ranking with {name}", " images")
-        ranked = rank_split(retriever, run.data, split, folds, embedding.update, ranking.update, exact=exact)
+        ranked = rank_split(retriever, run.data, split, fold_size, embedding.update, ranking.update, exact=exact)
         content = _write_rows(folder, name, split, ranked)
         if folder == run.folder:
             add_measured(run.folder, split, content["figures"])
         return content
 
     settings = retriever.settings.model_dump(mode="json")
-    made_from = [run.model_digest, run.data.dataset.digest, run.data.pictures_digest(), settings, split, folds]
+    made_from = [run.model_digest, run.data.dataset.digest, run.data.pictures_digest(), settings, split, fold_size]
     if exact is not None:
         made_from.append(exact)
     path = _path(folder, split)

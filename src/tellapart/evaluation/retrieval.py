@@ -296,7 +296,7 @@ def rank_split(
     retriever: Retriever,
     prepared: Prepared,
     split: str = "test",
-    folds: int | None = None,
+    fold_size: int | None = None,
     on_embedding: OnProgress | None = None,
     on_ranking: OnProgress | None = None,
     images: int | None = None,
@@ -308,7 +308,8 @@ def rank_split(
         retriever: in eval mode.
         prepared: data and features.
         split: the images.
-        folds: also rank within this many equal folds of consecutive images (COCO's "1K": 5 folds of its 5,000).
+        fold_size: also rank within folds of this many consecutive images (COCO's "1K": 1,000). Images that are too few
+            for another fold are in none.
         on_embedding: called with items embedded and items in all.
         on_ranking: called with images done and images in all.
         images: only the first so many images of the split.
@@ -322,13 +323,13 @@ def rank_split(
     prepared.store.check(prepared.dataset, retriever.encoder)
     gallery = Gallery.of_split(prepared, split, images)
     count = len(gallery.ids)
-    if folds is not None and (folds < 1 or count % folds):
-        raise DataError(f"{count} images cannot be cut into {folds} equal folds; take another number of folds")
+    if fold_size is not None and not 1 <= fold_size <= count:
+        raise DataError(f"{count} images make no fold of {fold_size} images; take smaller folds")
     scores = PairScores(retriever, prepared.store, gallery.rows, gallery.captions, on_embedding, exact)
     owner = gallery.image_of_caption
     ranks = scores.ranks(owner, on_progress=on_ranking)
-    size = count // (folds or 1)
-    within = [scores.ranks(owner, range(start, start + size)) for start in range(0, count, size)] if folds else []
+    size = fold_size or count + 1
+    within = [scores.ranks(owner, range(start, start + size)) for start in range(0, count - size + 1, size)]
     several = BRANCHES if len(retriever.branch_widths()) > 1 else ()
     alone = {name: scores.branch_ranks(branch, owner) for branch, name in enumerate(several)}
     return RankedSplit(gallery, scores, ranks, within, {name: of for name, of in alone.items() if of is not None})

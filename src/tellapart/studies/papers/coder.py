@@ -216,9 +216,9 @@ STUDIES = (
         (*_METHODS, _MINILM),
         "Table 1 (Faster-RCNN regions or CNN features; DSRAN, GPO, DIME and CODER read BERT)",
         "All methods use the same image features and the same words here. The learning rate of each is searched. "
-        "CVSE-like has CVSE's two branches without its fused loss and concept labels. On COCO's 5,000 test images the "
-        "recalls are means over five folds of 1,000, as the quoted ones, and those among all 5,000 follow (5K). ⚠ Do "
-        "not compare the row with MiniLM with the others: its transformer was trained on captions of Flickr30K (so "
+        "CVSE-like has CVSE's two branches without its fused loss and concept labels. On COCO the recalls are "
+        "means over folds of 1,000 test images, as the quoted ones, and those among all of them follow (5K). ⚠ Do not "
+        "compare the row with MiniLM with the others: its transformer was trained on captions of Flickr30K (so "
         "probably of Flickr8k) and of COCO.",
         more_quoted=_QUOTED1,
         columns=(*RECALLS, RECALL_SUM, *RECALLS_5K, *SPREAD),
