@@ -20,7 +20,7 @@ RECIPES = recipes_folder()
 VERBS = (
     "add-encoder",
     *("demo", "prepare", "inspect", "train", "caption", "evaluate", "evaluate-retrieval", "self-retrieval", "compare"),
-    *("study", "recipes"),
+    *("evaluate-diversity", "retrieval-entropy", "study", "recipes"),
 )
 HEAVY = ("torch", "numpy", "PIL", "pydantic", "yaml", "onnxruntime", "matplotlib")
 
