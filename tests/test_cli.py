@@ -21,6 +21,7 @@ VERBS = (
     "add-encoder",
     *("demo", "prepare", "inspect", "train", "caption", "evaluate", "evaluate-retrieval", "self-retrieval", "compare"),
     *("study", "recipes", "export", "score", "tell-apart", "index", "search"),
+    *("evaluate-diversity", "retrieval-entropy"),
 )
 HEAVY = ("torch", "numpy", "PIL", "pydantic", "yaml", "onnxruntime", "matplotlib", "lancedb", "pyarrow", "pymilvus")
 

@@ -59,7 +59,10 @@ def _begin(recipe: Recipe) -> tuple[Objective, BatchSource]:
             frozen[role] = role_model(places, kind)
         else:
             found = Recipe.load(places[0], budget=recipe.budget)
-            frozen[role] = make(found.model_copy(update={"data": recipe.data}))  # as in training: the same words
+            same: dict[str, Any] = {"data": recipe.data}  # as in training: the same words
+            if found.captioner and recipe.captioner and found.captioner["name"] == recipe.captioner["name"]:
+                same["captioner"] = recipe.captioner  # changes of a study reach all of its arms
+            frozen[role] = make(found.model_copy(update=same))
     objective, sources = assemble(recipe, prepared, target, frozen)
     return objective, sources["train"]
 
