@@ -170,6 +170,7 @@ def test_every_default_is_written_out(write: Write) -> None:
         "embedding": 256,
         "attention": 64,
         "dropout": 0.25,
+        "picture_dropout": 0.0,
     }
     assert resolved["data"]["scenes"] == {"train": 40, "val": 8, "test": 480, "seed": 0}
     assert resolved["training"]["betas"] == [0.9, 0.999]
