@@ -108,7 +108,8 @@ class Reader:
         """The vector of one picture."""
         features = self.encoder.encode([self.encoder.squeeze(picture)])
         # As a feature store keeps them, so that a picture is nearest to itself.
-        return self.read_features(features.astype(np.float16).astype(np.float32))[0]
+        vector: Vector = self.read_features(features.astype(np.float16).astype(np.float32))[0]
+        return vector
 
     def read_texts(self, texts: Sequence[str]) -> Vector:
         """Vectors of sentences."""
