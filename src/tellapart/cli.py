@@ -485,7 +485,7 @@ def index(
     If interrupted, the same command continues.
     """
     from tellapart.data.features import Part
-    from tellapart.index.photos import open_index
+    from tellapart.index.photos import check_pictures, open_index
     from tellapart.progress import ProgressLine
 
     if not photos and not approximate:
@@ -493,6 +493,8 @@ def index(
     if delete and (captions is not None or part != "1/1" or not photos):
         raise typer.BadParameter("--delete needs pictures or folders, and cannot be combined with --captions or --part")
     share = Part.parse(part)
+    if photos:
+        check_pictures(photos, to)
     opened = open_index(to, retriever, must_exist=delete or not photos)
     if delete:
         print(f"removed {_photos(opened.delete(photos or []))} from {opened.store.place}")

@@ -111,7 +111,13 @@ def test_captions_are_searched_and_kept(place: str, model: Path, photos: Path) -
     assert Path(both[0].path).name == "004.png"
     assert {one.by for one in both} == {"both", "picture"}
     assert len({one.path for one in both}) == 12
-    index.add([photos])
+    index.add([photos], {"006.png": ["a man on a bike"]})
+    only = index.search("a zebra on a bike on the moon", 12)
+    assert {Path(one.path).name: one.by for one in only if one.by != "picture"} == {
+        "004.png": "both",
+        "006.png": "both",
+    }
+    assert [one.by for one in index.search("a car on a road", 12)] == ["picture"] * 12, "an 'a' is no match"
     assert index.search("zebra", compare="captions"), "captions stay without the file"
     make_picture(photos / "004.png", 77)
     index.add([photos])

@@ -86,7 +86,7 @@ class Photo:
 
 @dataclass(frozen=True)
 class Hit:
-    """A photograph that a store found; a higher score is better."""
+    """A photograph that a store found. A higher similarity is better; BM25 scores are better the farther from 0."""
 
     path: str
     taken: int

@@ -106,7 +106,7 @@ class MilvusStore(Store):
             schema.add_field("vector", DataType.FLOAT_VECTOR, dim=2)  # every collection must have one
             index = client.prepare_index_params()
             index.add_index("vector", index_type="FLAT", metric_type="IP")
-            client.create_collection(self._about, schema=schema, index_params=index, consistency_level="Strong")
+            self._create(self._about, schema, index)
 
     def _make_collection(self) -> None:
         from pymilvus import DataType, Function, FunctionType
@@ -130,7 +130,14 @@ class MilvusStore(Store):
             index = client.prepare_index_params()
             index.add_index("vector", index_type="FLAT", metric_type="IP")
             index.add_index("words", index_type="SPARSE_INVERTED_INDEX", metric_type="BM25")
-            client.create_collection(self.collection, schema=schema, index_params=index, consistency_level="Strong")
+            self._create(self.collection, schema, index)
+
+    def _create(self, name: str, schema: Any, index: Any) -> None:
+        try:
+            self._client.create_collection(name, schema=schema, index_params=index, consistency_level="Strong")
+        except Exception:
+            if not self._client.has_collection(name):
+                raise  # else another part has just made it
 
     def __len__(self) -> int:
         return self._count("")

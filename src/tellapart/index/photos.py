@@ -38,6 +38,46 @@ BLOCK = 64
 RECALL_FIRST, RECALL_QUERIES, FEWEST = 10, 100, 256
 # Reciprocal rank fusion (Cormack et al. 2009): 1 / (FUSION + rank), summed over both lists; and the length of a list.
 FUSION, FUSED = 60, 100
+# Of captions, only those with this share of the best one's score count, and words that say nothing are left out: else a
+# photograph whose caption shares an "a" with the query would come before one that shows what is asked for.
+SHARE = 0.5
+EMPTY_WORDS = frozenset(
+    [
+        "a",
+        "an",
+        "and",
+        "are",
+        "as",
+        "at",
+        "be",
+        "by",
+        "for",
+        "from",
+        "has",
+        "have",
+        "he",
+        "her",
+        "his",
+        "in",
+        "is",
+        "it",
+        "its",
+        "of",
+        "on",
+        "or",
+        "she",
+        "some",
+        "that",
+        "the",
+        "their",
+        "there",
+        "they",
+        "this",
+        "to",
+        "up",
+        "with",
+    ]
+)
 # What a sentence is compared with.
 IN = ("both", "pictures", "captions")
 
@@ -250,7 +290,9 @@ class PhotoIndex:
         vector = self._vector(query)
         depth = max(count, FUSED) if texts else count
         pictures = [] if compare == "captions" else self.store.nearest(vector, depth, where, approximate)
-        words = self.store.worded(str(query), depth, where) if texts else []
+        words = self.store.worded(_telling_words(str(query)), depth, where) if texts else []
+        if compare == "both":
+            words = [hit for hit in words if abs(hit.score) >= SHARE * abs(words[0].score)]
         return self._fuse(pictures, words, vector)[:count]
 
     def _vector(self, query: str | Path | Image.Image) -> Vector:
@@ -397,6 +439,12 @@ def open_index(place: str | Path, retriever: str | Path | None = None, must_exis
     return PhotoIndex(LanceStore.create(Path(place), made), reader)
 
 
+def check_pictures(paths: Sequence[str | Path], place: str) -> None:
+    """Raise if there is neither an index at a place nor a picture for a new one, so that no empty index is made."""
+    if not is_address(place) and not Path(place).exists() and not list_pictures(paths).files:
+        raise DataError(f"{paths[0]}: no picture is here; check the path")
+
+
 def _checked(store: Store, reader: Reader) -> Reader:
     """The retriever, if it is the one that made the index."""
     made, given = store.made, reader.made
@@ -539,6 +587,15 @@ def parse_date(text: str) -> datetime:
 
 
 # --- captions ---------------------------------------------------------------------------------------------------------
+
+
+def _telling_words(query: str) -> str:
+    """A query without words that say nothing; as it is if it has no others.
+
+    >>> _telling_words("Two dogs on a beach"), _telling_words("it is")
+    ('Two dogs beach', 'it is')
+    """
+    return " ".join(word for word in query.split() if word.lower() not in EMPTY_WORDS) or query
 
 
 def _match_captions(

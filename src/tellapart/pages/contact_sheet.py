@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,22 +35,25 @@ def write_contact_sheet(
         limits: the filters, in words.
         note: one more sentence, such as how good an approximate search is.
     """
+    folders = [os.path.dirname(row["path"]) for row in found]
+    shared = os.path.commonpath(folders) if folders else ""
     cards = [
         {
             **row,
             "name": Path(row["path"]).name,
-            "folder": str(Path(row["path"]).parent),
+            "folder": os.path.relpath(folder, shared) if folder != shared else "",
             "link": Path(row["path"]).as_uri(),
             "captions": [line for line in row["caption"].split("\n") if line],
             "picture": _picture(Path(row["path"])),
         }
-        for row in found
+        for row, folder in zip(found, folders, strict=True)
     ]
     text = render(
         "contact-sheet.html",
         query=query if isinstance(query, str) else query.name,
         asked=_picture(query) if isinstance(query, Path) else None,
         cards=cards,
+        folder=shared,
         index=index,
         photos=photos,
         limits=limits,
