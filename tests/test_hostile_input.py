@@ -27,6 +27,7 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from tellapart import cli
+from tellapart.cli.base import json_line
 from tellapart.data.features import FeatureStore
 from tellapart.encoders.base import EncoderIdentity
 from tellapart.errors import (
@@ -641,7 +642,7 @@ def test_a_terminal_without_all_characters(original: Path, encoding: str) -> Non
     assert b"Traceback" not in shown.stderr
     stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
     with contextlib.redirect_stdout(stream):
-        assert json.loads(cli._json_line({"caption": "a 🐕 → \udcff"})) == {"caption": "a 🐕 → \udcff"}
+        assert json.loads(json_line({"caption": "a 🐕 → \udcff"})) == {"caption": "a 🐕 → \udcff"}
 
 
 def test_meteor_of_long_captions_is_not_reported() -> None:

@@ -1,0 +1,5 @@
+"""`python -m tellapart.cli`, which `torchrun` starts."""
+
+from tellapart.cli import main
+
+main()

@@ -1,0 +1,52 @@
+"""What the commands share: the application, options that several of them have, and rows of JSON."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    help="Captions that tell your images apart.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+RunsOption = Annotated[Path, typer.Option(help="Folder for run folders, named NAME-KEY.")]
+BudgetOption = Annotated[
+    str | None,
+    typer.Option(help="smoke (seconds), laptop (two cores; COCO: up to 3 hours) or paper (the published sizes)."),
+]
+JudgeOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        help="Another run that ranks images for the captions: a captioner's, or a retriever's; repeat to ensemble "
+        "captioners."
+    ),
+]
+ListenerOption = Annotated[
+    Path | None,
+    typer.Option(help="A run that ranks them too: a retriever's (or captioner's) that had no part in any training."),
+]
+ModelOption = Annotated[
+    list[Path] | None,
+    typer.Option(help="A run or model folder; repeat to ensemble models. By default the model that is shipped."),
+]
+LimitOption = Annotated[
+    int | None,
+    typer.Option(min=2, help="Only so many images for self-retrieval (quadratic in time); by default all."),
+]
+
+
+def json_line(row: object) -> str:
+    """A row as JSON; characters that the terminal cannot show are escaped."""
+    line = json.dumps(row, ensure_ascii=False)
+    try:
+        line.encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        return json.dumps(row)
+    return line

@@ -1,0 +1,328 @@
+"""Measuring and comparing: `evaluate` and its relatives, `self-retrieval`, `retrieval-entropy`, `compare`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tellapart.cli.base import JudgeOption, LimitOption, ListenerOption, app
+from tellapart.errors import TellapartError
+
+PANEL = "Measuring"  # in the help
+
+
+@app.command(rich_help_panel=PANEL)
+def evaluate(
+    what: Annotated[
+        Path,
+        typer.Argument(
+            help="A run folder, a file of captions (JSON, JSONL, CSV, COCO results), or 'people' (see --beside)."
+        ),
+    ],
+    data: Annotated[str | None, typer.Option(help="For a file of captions: the data set with the references.")] = None,
+    beside: Annotated[
+        Path | None,
+        typer.Option(help="With 'people': measure one caption of each image of this run's data against its others."),
+    ] = None,
+    choice: Annotated[int, typer.Option(min=0, help="With 'people': which caption of each image, from 0.")] = 0,
+    split: Annotated[str, typer.Option(help="The images to measure on.")] = "test",
+    against: Annotated[Path | None, typer.Option(help="Another run or file, for paired differences.")] = None,
+    under: JudgeOption = None,
+    listener: ListenerOption = None,
+    consensus: Annotated[
+        int | None, typer.Option(min=1, help="Keep this many of each image's captions by consensus re-ranking.")
+    ] = None,
+    similar: Annotated[
+        int | None, typer.Option(min=1, help="Also measure CIDErBtw with this many similar images (5 in its paper).")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for the results; by default the run folder, or the captions' folder.")
+    ] = None,
+    retrieval_images: LimitOption = None,
+) -> None:
+    """Measure a run's captions, or anyone's: quality, diversity, self-retrieval, with 95 % intervals."""
+    from tellapart.evaluation.evaluate import evaluate as measure
+    from tellapart.evaluation.evaluate import evaluate_people
+    from tellapart.pages.tables import print_evaluation
+
+    if str(what) == "people" and beside is None and not what.exists():
+        raise typer.BadParameter("'people' needs a run that has the data: tellapart evaluate people --beside RUN")
+    if beside is not None:
+        if str(what) != "people":
+            raise typer.BadParameter("--beside is for people's captions: tellapart evaluate people --beside RUN")
+        if data is not None or against is not None or consensus is not None:
+            raise typer.BadParameter("--beside cannot be combined with --data, --against or --consensus")
+        print_evaluation(
+            evaluate_people(
+                beside,
+                split=split,
+                choice=choice,
+                under=under or [],
+                listener=listener,
+                retrieval_images=retrieval_images,
+                similar=similar,
+                out=out,
+            )
+        )
+        return
+    print_evaluation(
+        measure(
+            what,
+            data,
+            split=split,
+            against=against,
+            under=under or [],
+            listener=listener,
+            retrieval_images=retrieval_images,
+            consensus=consensus,
+            similar=similar,
+            out=out,
+        )
+    )
+
+
+@app.command("evaluate-diversity", rich_help_panel=PANEL)
+def evaluate_diversity(
+    runs: Annotated[list[str], typer.Argument(help="Run folders of captioners, each RUN or LABEL=RUN.")],
+    captions_per_image: Annotated[int, typer.Option(min=2, help="n: captions of each image, in each way.")] = 20,
+    best: Annotated[int, typer.Option(min=2, help="How many of them consensus re-ranking keeps.")] = 5,
+    temperatures: Annotated[str, typer.Option(help="Temperatures of the samples, the points of the curve.")] = (
+        "0.4,0.6,0.8,1,1.2"
+    ),
+    control: Annotated[
+        str | None, typer.Option(help="Label of the run that the others are compared with; by default the first.")
+    ] = None,
+    split: Annotated[str, typer.Option(help="The images to measure on.")] = "test",
+    images: Annotated[int | None, typer.Option(min=2, help="Only the first so many images; by default all.")] = None,
+    meteor: Annotated[bool, typer.Option("--meteor/--no-meteor", help="Also METEOR of every caption (slow).")] = True,
+    out: Annotated[Path, typer.Option(help="Folder for diversity.json and diversity.html.")] = Path("diversity"),
+) -> None:
+    """Measure n captions per image: beam, diverse beam and samples, and diversity where runs have equal quality.
+
+    The same command continues after an interruption.
+    """
+    from tellapart.evaluation.many_captions import METRICS, ManyCaptionsScorer, many_captions
+    from tellapart.pages.diversity import check_diversity_folder, print_diversity, write_diversity
+    from tellapart.run import open_run
+
+    check_diversity_folder(out)
+    try:
+        heats = [float(one) for one in temperatures.split(",")]
+    except ValueError:
+        raise TellapartError(f"--temperatures '{temperatures}': give numbers with commas, e.g. 0.5,1,1.5") from None
+    opened = {}
+    for named in runs:
+        label, equals, folder = named.partition("=")
+        if not equals or Path(named).exists():
+            label, folder = Path(named).name, named
+        if label in opened:
+            raise TellapartError(f"'{named}': '{label}' names two runs; write each as LABEL=RUN")
+        opened[label] = open_run(folder)
+    if control is not None and control not in opened:
+        raise TellapartError(f"--control '{control}': no run has this label; they are {', '.join(opened)}")
+    metrics = METRICS if meteor else [name for name in METRICS if name != "meteor"]
+    scorer = ManyCaptionsScorer(split, images, captions_per_image, best, heats, metrics)
+    found = many_captions(opened, scorer)
+    control = control or next(iter(opened))
+    print_diversity(found, control)
+    print(f"\n{write_diversity(found, control, scorer, out)}")
+
+
+@app.command("evaluate-retrieval", rich_help_panel=PANEL)
+def evaluate_retrieval(
+    run: Annotated[Path, typer.Argument(help="A retriever's run folder.")],
+    split: Annotated[str, typer.Option(help="The images to measure on.")] = "test",
+    fold_size: Annotated[
+        int | None,
+        typer.Option(min=1, help="Also the mean over folds of this many images (COCO's 1K: 1000)."),
+    ] = None,
+    against: Annotated[Path | None, typer.Option(help="Another retriever's run, for paired differences.")] = None,
+    gallery: Annotated[
+        bool, typer.Option("--gallery", help="Also write gallery.html: a few queries with images.")
+    ] = False,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for retrieval.json, the ranks and the gallery; by default RUN.")
+    ] = None,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Compare all pairs, also of a retriever that is slow at it (SCAN).")
+    ] = False,
+) -> None:
+    """Measure image-text retrieval in both directions: R@1, R@5, R@10, ranks and R@sum."""
+    from tellapart.evaluation import evaluate_retrieval as retrieval
+    from tellapart.pages.gallery import check_gallery, write_gallery
+    from tellapart.pages.tables import print_retrieval, print_retrieval_differences
+    from tellapart.run import open_run
+
+    opened = open_run(run)
+    if gallery:
+        check_gallery(out or run, split)
+    measured = retrieval.evaluate_retrieval(opened, split, fold_size, out, exact or None)
+    print_retrieval(measured)
+    if against is not None:
+        control = retrieval.evaluate_retrieval(open_run(against), split, fold_size, exact=exact or None)
+        differences = retrieval.compare_retrieval(measured, control, opened.data)
+        print_retrieval_differences(differences, run.name, against.name)
+    print(f"\n{write_gallery(opened, measured) if gallery else measured.folder}")
+
+
+@app.command("self-retrieval", rich_help_panel=PANEL)
+def self_retrieval(
+    run: Annotated[Path, typer.Argument(help="A run folder of a captioner.")],
+    captions: Annotated[
+        Path | None, typer.Option(help="A file of captions to rank instead (JSON, JSONL, CSV, COCO results).")
+    ] = None,
+    under: JudgeOption = None,
+    split: Annotated[str, typer.Option(help="The images to rank.")] = "test",
+    images: Annotated[int | None, typer.Option(min=1, help="Only the first so many images; by default all.")] = None,
+    part: Annotated[str, typer.Option(help="Rank only this part, e.g. 2/4; other processes do the others.")] = "1/1",
+    out: Annotated[
+        Path | None, typer.Option(help="Folder for ranks.jsonl and self_retrieval.json; by default RUN/self-retrieval.")
+    ] = None,
+) -> None:
+    """Let each caption look for its own image among all, by p(caption | image) or a retriever's similarity.
+
+    The same command continues after an interruption.
+    """
+    from tellapart.data.features import Part
+    from tellapart.evaluation.self_retrieval_study import self_retrieval_study
+    from tellapart.run import open_run
+    from tellapart.terminal import print_table
+
+    found = self_retrieval_study(
+        open_run(run),
+        captions=captions,
+        under=under or [],
+        split=split,
+        images=images,
+        part=Part.parse(part),
+        out=out,
+    )
+    if found is None:
+        print(f"part {part} is ranked; the figures come when all parts are")
+        return
+    print_table(["", "value"], list(found.figures.items()))
+    print(f"\n{found.folder}")
+
+
+@app.command("retrieval-entropy", rich_help_panel=PANEL)
+def retrieval_entropy(
+    data: Annotated[str, typer.Argument(help="'scenes', a folder of images, or a data set (docs/data.md).")],
+    retriever: Annotated[
+        list[Path],
+        typer.Option(
+            help="A retriever's run; give two, trained with data.half=1 and data.half=2, so that each judges the "
+            "captions that it was not trained on."
+        ),
+    ],
+    split: Annotated[str, typer.Option(help="The captions, and the images they are compared with.")] = "train",
+    temperature: Annotated[
+        float | None, typer.Option(help="τ: similarities are divided by it; by default 0.01, as CLIP's.")
+    ] = None,
+    pool: Annotated[
+        int | None, typer.Option(min=1, help="Compare with so many images, drawn from the split; by default all.")
+    ] = None,
+    captions: Annotated[
+        Path | None,
+        typer.Option(help="How generic are these? A text file with a caption on each line, or JSON, JSONL, CSV."),
+    ] = None,
+    show: Annotated[int, typer.Option(min=1, max=1000, help="Number of captions to show from each end.")] = 10,
+    out: Annotated[Path | None, typer.Option(help="File for all captions with their entropy (JSONL).")] = None,
+    gallery: Annotated[Path | None, typer.Option(help="Page with the pictures to write, e.g. generic.html.")] = None,
+) -> None:
+    """Find the most generic and the most specific captions: how many images fit a caption, by a retriever.
+
+    The same command continues after an interruption.
+    """
+    from tellapart.evaluation.caption_files import read_sentences
+    from tellapart.evaluation.generic_captions import caption_rows, check_rows, describe_judges, sentence_rows
+    from tellapart.evaluation.retrieval_entropy import TEMPERATURE, data_for
+    from tellapart.evaluation.retrieval_entropy import retrieval_entropy as measure
+    from tellapart.files import write_jsonl
+    from tellapart.pages.generic import check_page, print_generic, write_page
+    from tellapart.progress import show_progress
+    from tellapart.run import open_run
+
+    if out is not None:
+        check_rows(out, [data, captions or data])
+    if gallery is not None:
+        check_page(gallery)
+    runs = [open_run(folder) for folder in retriever]
+    sentences = None if captions is None else read_sentences(captions)
+    found = measure(
+        runs,
+        data_for(data, runs[0]),
+        split,
+        temperature=TEMPERATURE if temperature is None else temperature,
+        pool=pool,
+        on_progress=show_progress(),
+    )
+    rows = caption_rows(found) if sentences is None else sentence_rows(found, sentences)
+    print_generic(rows, show, found.images)
+    print(f"\n{describe_judges(found)}")
+    if out is not None:
+        write_jsonl(out, rows)
+        print(out)
+    if gallery is not None:
+        print(write_page(gallery, found, rows, show))
+
+
+@app.command(rich_help_panel=PANEL)
+def compare(
+    runs: Annotated[list[str], typer.Argument(help="LABEL=RUN, at least two.")],
+    control: Annotated[str, typer.Option(help="Label of the run that all others are compared with.")],
+    treatment: Annotated[
+        str | None, typer.Option(help="Label of the run whose captions the report shows; needed with over two runs.")
+    ] = None,
+    baseline: Annotated[
+        str | None, typer.Option(help="Label of the run shown beside the treatment; by default the control.")
+    ] = None,
+    judge: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Ranks the captions of all: a label, or a run folder of a captioner or retriever; repeat folders of "
+            "captioners to ensemble them. By default the control."
+        ),
+    ] = None,
+    listener: ListenerOption = None,
+    out: Annotated[Path, typer.Option(help="Folder for report.html and comparison.json.")] = Path("comparison"),
+    split: Annotated[str, typer.Option(help="The images to measure on.")] = "test",
+    retrieval_images: LimitOption = None,
+    people: Annotated[
+        bool | None,
+        typer.Option(
+            "--people/--no-people",
+            help="Also measure people's captions; by default if every image has at least two.",
+        ),
+    ] = None,
+) -> None:
+    """Compare runs: a table, paired significance of every run against a control, and a report with pictures."""
+    from tellapart.evaluation.compare import compare as compare_runs
+    from tellapart.pages.report import check_report_folder, write_report
+    from tellapart.pages.tables import print_comparison
+    from tellapart.run import Run, open_run
+
+    check_report_folder(out)
+    opened: dict[str, Run | str | Path] = {}
+    for named in runs:
+        label, equals, folder = named.partition("=")
+        if not equals or not label:
+            raise TellapartError(f"'{named}': name each run as LABEL=FOLDER, e.g. MLE=runs/scenes-mle-1a2b3c4d")
+        if label in opened:
+            raise TellapartError(f"'{named}': '{label}' names two runs; give each a label of its own")
+        opened[label] = open_run(Path(folder))
+    by_label = judge is not None and len(judge) == 1 and judge[0] in opened
+    comparison = compare_runs(
+        opened,
+        control=control,
+        treatment=treatment,
+        baseline=baseline,
+        judge=judge[0] if judge and by_label else judge,
+        listener=listener,
+        split=split,
+        retrieval_images=retrieval_images,
+        people=people,
+    )
+    print_comparison(comparison)
+    print(f"\n{write_report(comparison, out)}")
