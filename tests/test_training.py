@@ -244,7 +244,7 @@ def test_a_stopped_run_is_resumed_by_its_folder(place: Path, tmp_path: Path, mon
 def test_mirrored_pictures_are_drawn_and_a_stopped_run_draws_the_same(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chosen = ["data.mirrored=true", "training.ema=0.9", "training.validate_captions=2"]
+    chosen = ["data.mirrored=true", "data.store=int8", "training.ema=0.9", "training.validate_captions=2"]
     straight = train(place / "cl.yaml", *chosen, runs=tmp_path, out=tmp_path / "straight")
     monkeypatch.setattr(Contrastive, "after_step", lambda self: os.kill(os.getpid(), signal.SIGINT))
     with pytest.raises(loop.Interrupted):
@@ -260,6 +260,7 @@ def test_mirrored_pictures_are_drawn_and_a_stopped_run_draws_the_same(
     said = caption_split(str(source), straight.folder, prepared=place / "prepared")
     store, rows = straight.data.store, [straight.data.dataset.row(row["id"]) for row in said]
     assert store.mirrored is not None
+    assert len(list((place / "prepared").glob("scenes-*/efficientnet*"))) == 2, "captioned from the run's own store"
     read = decode_rows(straight.captioner, store, rows, straight.recipe.decoding)
     assert [row["log_prob"] for row in said] == pytest.approx([one.log_prob for one in read], rel=1e-5)
     assert plain.data.store.mirrored is None

@@ -22,7 +22,7 @@ from tellapart.data.settings import DataSettings
 from tellapart.decoding.base import Caption, Decodable
 from tellapart.decoding.search import BLOCK, decode, decode_store
 from tellapart.decoding.settings import DecodingSettings
-from tellapart.describing import Describer, Models, own_decoding, was_mirrored
+from tellapart.describing import Describer, Models, kept_features, own_decoding
 from tellapart.errors import DataError, RecipeError
 from tellapart.files import Pieces, Stored, check_folder, digest_of, is_utf8, new_file, read_model
 from tellapart.models import model_digest
@@ -289,7 +289,7 @@ def caption_split(
         source=data,
         encoder=captioner.encoder.name,
         prepared=str(prepared),
-        mirrored=was_mirrored(describer.models[0]),
+        **kept_features(describer.models[0]),
     )
     if server:  # the check below tells how many cannot be read
         settings = settings.model_copy(update={"max_skipped": 1.0})

@@ -238,9 +238,11 @@ def own_decoding(model: Models) -> DecodingSettings:
     return DecodingSettings.parse(read_description(model_folder(first)).get("decoding") or {})
 
 
-def was_mirrored(folder: Path) -> bool:
-    """Whether a run was trained on mirrored pictures too; a model folder does not say."""
-    return (folder / "recipe.yaml").exists() and Recipe.load(folder).data.mirrored
+def kept_features(folder: Path) -> dict[str, Any]:
+    """How a run keeps its features, as settings of `data`; the defaults for a model folder."""
+    if not (folder / "recipe.yaml").exists():
+        return {}
+    return Recipe.load(folder).data.model_dump(include={"store", "mirrored"})
 
 
 def _is_picture(images: Any) -> TypeGuard[Picture]:
