@@ -153,8 +153,8 @@ def caption_to_file(
     if count:
         with new_file(out) as temporary, open(temporary, "w", encoding="utf-8") as handle:
             for start in range(0, len(paths), BLOCK):
-                piece = pieces.find(_piece_name(start), _read_piece) or {"rows": []}
-                handle.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in piece["rows"])
+                rows = _found(pieces, start)["rows"]
+                handle.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     pieces.remove()
     return count
 
@@ -177,6 +177,14 @@ class _Piece(Stored):
 
 def _read_piece(path: Path) -> dict[str, Any]:
     return read_model(path, _Piece, "piece of unfinished captions").model_dump()
+
+
+def _found(pieces: Pieces, start: int) -> dict[str, Any]:
+    """A piece that was there before."""
+    piece = pieces.find(_piece_name(start), _read_piece)
+    if piece is None:
+        raise DataError(f"{_piece_name(start)}: this piece of unfinished captions is gone; run the same command again")
+    return piece
 
 
 def _piece_name(start: int) -> str:
@@ -218,7 +226,7 @@ def _blocks(
                     pieces.keep(_piece_name(start), piece)
             else:
                 assert pieces is not None
-                piece = pieces.find(_piece_name(start), _read_piece) or {"rows": [], "skipped": []}
+                piece = _found(pieces, start)
             yield Block(piece["rows"], piece["skipped"], min(start + BLOCK, len(paths)), len(paths))
 
 

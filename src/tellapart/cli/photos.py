@@ -114,7 +114,7 @@ def caption(
         captioned = caption_to_file(images or [], out, models, settings, skip, line.update, overlay)
     if not captioned:
         raise DataError("no image could be read")
-    if skipped and len(images or []) + skipped > 2:
+    if skipped > 1:
         print(f"{skipped:,} images could not be read; the messages above name them", file=sys.stderr)
 
 
