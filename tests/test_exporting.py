@@ -98,8 +98,11 @@ def test_the_card_has_no_gaps(captioner: Run, tmp_path: Path) -> None:
     assert str(captioner.folder.parent) not in card, "no path of this machine"
     assert "None" not in card
     rows = [json.loads(line) for line in (captioner.folder / "per_image.jsonl").read_text().splitlines()]
-    worst = min(rows, key=lambda row: row["CIDEr"])
-    assert f"| {worst['caption'] or '(empty)'} | " in card
+    worst = min(rows, key=lambda row: (row["CIDEr"], row["id"]))
+    assert f"| {worst['id']} | {worst['caption'] or '(empty)'} |" in card
+    people = [caption for record in captioner.data.dataset.split("test") for caption in record.captions]
+    said = {row["caption"] for row in rows}
+    assert not any(f" {caption} " in card for caption in people if caption not in said), "they have their own terms"
 
 
 def test_a_retriever(retriever: Run, tmp_path: Path) -> None:
@@ -113,6 +116,9 @@ def test_a_retriever(retriever: Run, tmp_path: Path) -> None:
     card = (made.folder / "README.md").read_text(encoding="utf-8")
     assert all(section in card for section in SECTIONS)
     assert "| text_to_image_R@1 | " in card
+    ranks = [row["rank"] for row in evaluate_retrieval(retriever).captions]
+    missed = sum(rank > 1 for rank in ranks) / len(ranks)
+    assert f"- {missed:.1%} of the captions do not find their picture among the first 1\n" in card
 
 
 @pytest.mark.parametrize(("changed", "expected"), [(0, ("int8", 1.0, 4)), (1, ("float16", 1.0, 4))])

@@ -227,30 +227,24 @@ def _figures(measured: _Scores | _Retrieval, name: str) -> list[str]:
 
 
 def _failures(run: Run, kind: str) -> list[str]:
-    """The worst results on the test split: captions with the lowest CIDEr, captions with the highest rank."""
+    """The worst results on the test split, without the captions of the data set: those have terms of their own."""
     if kind == "retriever":
-        ranks = read_models(run.folder / "retrieval_captions.jsonl", RankRow, "file of ranks")
-        worst = sorted(ranks, key=lambda row: -row.rank)[:FAILURES]
-        rows = [f"| {_cell(row.caption)} | {row.rank:,} |" for row in worst]
+        ranks = [row.rank for row in read_models(run.folder / "retrieval_captions.jsonl", RankRow, "file of ranks")]
+        shares = [(most, sum(rank > most for rank in ranks) / len(ranks)) for most in (1, 10, 100, 1000)]
         lines = [
-            "## Failures",
-            "",
-            "Captions whose picture ranks lowest:",
-            "",
-            "| caption | rank |",
-            "|---|---|",
+            f"- {share:.1%} of the captions do not find their picture among the first {most:,}"
+            for most, share in shares
         ]
-        return [*lines, *rows, ""]
-    people = {record.id: record.captions[0] for record in run.data.dataset.split("test") if record.captions}
+        return ["## Failures", "", *lines, ""]
     judged = [
         row
         for row in read_models(run.folder / "per_image.jsonl", _Failure, "file of figures")
-        if row.CIDEr is not None and not row.captions and row.id in people
+        if row.CIDEr is not None and not row.captions
     ]
-    worst_rows = sorted(judged, key=lambda row: row.CIDEr or 0.0)[:FAILURES]
+    worst = sorted(judged, key=lambda row: (row.CIDEr or 0.0, row.id))[:FAILURES]
     lines = ["## Failures", "", "Captions of the test split with the lowest CIDEr:", ""]
-    lines += ["| the model | a person |", "|---|---|"]
-    lines += [f"| {_cell(row.caption) or '(empty)'} | {_cell(people[row.id])} |" for row in worst_rows]
+    lines += ["| picture | the model |", "|---|---|"]
+    lines += [f"| {_cell(row.id)} | {_cell(row.caption) or '(empty)'} |" for row in worst]
     return [*lines, ""]
 
 
