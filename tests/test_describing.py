@@ -140,8 +140,8 @@ def test_telling_apart_is_given_these_models(
 ) -> None:
     given: dict[str, Any] = {}
 
-    def stand_in(images: Any, **options: Any) -> str:
-        given.update(images=images, **options)
+    def stand_in(images: Any, model: Any, retriever: Any, **options: Any) -> str:
+        given.update(images=images, model=model, retriever=retriever, **options)
         return "apart"
 
     monkeypatch.setattr(tellapart, "tell_apart", stand_in, raising=False)

@@ -242,7 +242,8 @@ def _read(describer: Describer, paths: Sequence[Path], start: int) -> _Readable:
             pictures.append(encoder.squeeze(load_image(path, at_least=encoder.size)))
             numbers.append(number)
         except DataError as error:
-            skipped.append(str(error))
+            # It may name a file that is not UTF-8.
+            skipped.append(str(error).encode("utf-8", "backslashreplace").decode())
     features = torch.from_numpy(encoder.encode(pictures)) if pictures else None
     return _Readable(numbers, [paths[number - 1] for number in numbers], features, skipped)
 

@@ -205,7 +205,6 @@ def test_mistakes_are_one_line(
         (["search", folder, "a car", "--approximate"], "approximate search is not built"),
         (["search", "http://localhost:1/photos", "a car"], "http://localhost:1: no Milvus server answers there"),
         (["search", "http://user:secret@localhost:1/x/y/z", "a car"], "is not the address of a collection"),
-        (["index", photos, "--to", tmp_path / "new.lance"], "give the retriever"),
         (["index", tmp_path / "none", "--to", tmp_path / "new.lance", "--retriever", other], "no picture is here"),
         (["index", photos, "--to", folder, "--part", "3/2"], "'3/2' is not a part"),
         (["index", tmp_path / "nowhere", "--to", folder], "nowhere: this picture does not exist"),

@@ -14,9 +14,10 @@ import torch
 from PIL import Image
 
 from support.photos import ColourEncoder, make_picture, make_pictures, make_retriever_folder
+from tellapart import shipped
 from tellapart.data.features import Part
 from tellapart.data.images import load_image
-from tellapart.errors import DataError, RecipeError, StoreError
+from tellapart.errors import DataError, RecipeError, RunError, StoreError
 from tellapart.index import photos as module
 from tellapart.index.photos import PhotoIndex, open_index
 from tellapart.retrievers.base import load_retriever
@@ -256,11 +257,15 @@ def test_another_retriever_is_refused(place: str, model: Path, photos: Path, tmp
         open_index(place).search("a car")
 
 
-def test_what_is_not_there(place: str, model: Path, photos: Path, tmp_path: Path) -> None:
+def test_what_is_not_there(
+    place: str, model: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(StoreError, match="no index is here; make it: tellapart index PHOTOS --to"):
         open_index(place, must_exist=True)
-    with pytest.raises(RecipeError, match="give the retriever"):
-        open_index(place)
+    with monkeypatch.context() as none:
+        none.setattr(shipped, "shipped_models", lambda: tmp_path / "none")
+        with pytest.raises(RunError, match="no retriever comes with this copy of tellapart"):
+            open_index(place)
     with pytest.raises(RecipeError, match="compares words with regions and has no vectors to index"):
         open_index(place, make_retriever_folder(tmp_path / "scan", name="scan"))
     index = open_index(place, model)

@@ -73,8 +73,8 @@ def write_captions(folder: Path) -> None:
     recipe = Recipe.load("scenes/adaptive-mle.yaml", budget="smoke")
     run = Run(folder, recipe.model_copy(update={"decoding": DecodingSettings(beam=2, samples=2)}))
     vars(run).update(data=Prepared(dataset, store, folder), model=make_captioner(seed=1))
-    pieces = Pieces(folder / "unfinished")
-    write_json(folder / "result.json", evaluate._caption(run, [record.id for record in dataset], pieces))
+    ids, pieces = [record.id for record in dataset], Pieces(folder / "unfinished")
+    write_json(folder / "result.json", evaluate._caption(run, ids, run.recipe.decoding, pieces))
 
 
 WORK: dict[str, Callable[[Path], None]] = {
