@@ -8,6 +8,7 @@ import random
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -57,13 +58,13 @@ def test_many_small_writes_are_merged(folder: Path, model: Path, photos: Path, m
     monkeypatch.setattr(lance, "MERGE_AFTER", 3)
     index = open_index(folder, model)
     for path in sorted(photos.iterdir()):
-        index.store.put(open_index_row(index, path))
+        index.store.put(row_of(index, path))
     assert len(index) == 12
     fragments = index.store._table.stats()["fragment_stats"]["num_fragments"]  # type: ignore[attr-defined]
     assert fragments <= 4
 
 
-def open_index_row(index: PhotoIndex, path: Path) -> list[lance.Photo]:
+def row_of(index: PhotoIndex, path: Path) -> list[lance.Photo]:
     vector = index.reader.read_picture(Image.open(path))
     return [lance.Photo(lance.File(str(path), 1, 2, "00", ""), 3, vector)]
 
@@ -135,47 +136,53 @@ def test_without_lancedb_the_extra_is_named(folder: Path, model: Path, monkeypat
 # --- the command line ----------------------------------------------------------------------------------------------
 
 
-def run(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
-    sys.argv = ["tellapart", *map(str, arguments)]
-    with pytest.raises(SystemExit) as done:
-        cli.main()
-    printed = capsys.readouterr()
-    assert "Traceback" not in printed.err
-    return int(done.value.code or 0), printed.out, printed.err
+Run = Callable[..., tuple[int, str, str]]
 
 
-def test_the_commands(
-    folder: Path, model: Path, photos: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "argv", [])
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Call the command line; gives its status and what it printed."""
+
+    def call(*arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["tellapart", *map(str, arguments)])
+        with pytest.raises(SystemExit) as done:
+            cli.main()
+        printed = capsys.readouterr()
+        assert "Traceback" not in printed.err
+        return int(done.value.code or 0), printed.out, printed.err
+
+    return call
+
+
+def test_the_commands(folder: Path, model: Path, photos: Path, run: Run) -> None:
     (photos / "broken.jpg").write_bytes(b"no picture")
-    status, out, err = run(capsys, "index", photos, "--to", folder, "--retriever", model)
+    status, out, err = run("index", photos, "--to", folder, "--retriever", model)
     assert (status, out) == (0, f"{folder}: 12 photographs (12 added, 1 skipped)\n")
     assert f"skipped: {photos}/broken.jpg: not a picture" in err
     (photos / "broken.jpg").unlink()
     captions = photos.parent / "captions.jsonl"
     captions.write_text('{"id": "004.png", "caption": "<script>a zebra"}\n{"id": "gone.png", "caption": "a"}\n')
-    status, out, err = run(capsys, "index", photos, "--to", folder, "--captions", captions)
+    status, out, err = run("index", photos, "--to", folder, "--captions", captions)
     assert (status, out) == (0, f"{folder}: 12 photographs (12 unchanged)\n")
     assert "captions.jsonl: 1 ids are none of these pictures" in err
 
-    status, out, err = run(capsys, "search", folder, "a red zebra", "-k", "3")
+    status, out, err = run("search", folder, "a red zebra", "-k", "3")
     rows = [json.loads(line) for line in out.splitlines()]
     assert (status, len(rows)) == (0, 3)
     assert list(rows[0]) == ["path", "similarity", "by", "taken", "caption"]
     assert rows[0]["path"] == str(photos / "004.png")
     assert "the retriever does not know: zebra" in err
-    status, out, err = run(capsys, "search", folder, photos / "002.png", "--path", "*/00?.png")
+    status, out, err = run("search", folder, photos / "002.png", "--path", "*/00?.png")
     assert next(json.loads(line)["path"] for line in out.splitlines()) == str(photos / "002.png")
-    status, out, err = run(capsys, "search", folder, "a car", "--before", "1990")
+    status, out, err = run("search", folder, "a car", "--before", "1990")
     assert (status, out, err) == (0, "", "no photograph passes the filters\n")
 
     page, lines = photos.parent / "page.html", photos.parent / "found.jsonl"
-    assert run(capsys, "search", folder, "a zebra", "--out", lines)[0] == 0
+    assert run("search", folder, "a zebra", "--out", lines)[0] == 0
     assert len(lines.read_text().splitlines()) == 10
     (photos / "001.png").unlink()  # after it was indexed
     for query in ("a <b>zebra", photos / "000.png"):
-        assert run(capsys, "search", folder, query, "-k", "12", "--out", page)[:2] == (0, f"{page}\n")
+        assert run("search", folder, query, "-k", "12", "--out", page)[:2] == (0, f"{page}\n")
         text = page.read_text()
         assert text.count("data:image/jpeg;base64,") == 11 + (query == photos / "000.png")
         assert "<script>" not in text
@@ -183,13 +190,11 @@ def test_the_commands(
         assert "no longer readable" in text
         assert not any(address in text for address in ("http://", "https://", "//cdn"))
 
-    assert run(capsys, "index", photos, "--to", folder)[1] == f"{folder}: 11 photographs (1 removed, 11 unchanged)\n"
-    assert run(capsys, "index", "--delete", photos / "000.png", "--to", folder)[1].startswith("removed 1 photograph ")
+    assert run("index", photos, "--to", folder)[1] == f"{folder}: 11 photographs (1 removed, 11 unchanged)\n"
+    assert run("index", "--delete", photos / "000.png", "--to", folder)[1].startswith("removed 1 photograph ")
 
 
-def test_mistakes_are_one_line(
-    index: PhotoIndex, folder: Path, photos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_mistakes_are_one_line(index: PhotoIndex, folder: Path, photos: Path, tmp_path: Path, run: Run) -> None:
     mine = tmp_path / "mine.html"
     mine.write_text("my own page")
     other = make_retriever_folder(tmp_path / "other", seed=1)
@@ -209,7 +214,7 @@ def test_mistakes_are_one_line(
         (["index", photos, "--to", folder, "--part", "3/2"], "'3/2' is not a part"),
         (["index", tmp_path / "nowhere", "--to", folder], "nowhere: this picture does not exist"),
     ):
-        status, out, err = run(capsys, *arguments)
+        status, out, err = run(*arguments)
         assert (status, out) == (2, ""), arguments
         assert message in err
         assert err.count("\n") == 1, err

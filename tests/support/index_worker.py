@@ -2,7 +2,8 @@
 
     python -m support.index_worker FOLDER
 
-Processes are forked, so that a life costs no imports; the parent uses LanceDB only after the last fork.
+Processes are forked, so that a life costs few imports; the parent imports LanceDB, which has threads, after the last
+fork.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ import random
 import signal
 import sys
 import time
-import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import lancedb  # noqa: F401
+import lance_namespace  # noqa: F401  (these two are most of the time of LanceDB's import)
+import pandas  # noqa: F401
 import torch
 
 from support.photos import ColourEncoder, make_pictures, make_retriever_folder, register
@@ -61,32 +62,30 @@ def check(place: Path, confirmed: int) -> None:
     assert len({one.path for one in found}) == len(found) == len(index)
 
 
-def kill_and_continue(place: Path, model: Path, pictures: Path) -> None:
-    """Kill a writer at some time after a confirmation, look at what it left, and continue, until it is finished."""
+def kill_and_continue(place: Path, model: Path, pictures: Path, deaths: int) -> None:
+    """Kill a writer at some time after a confirmation; the next one looks at what it left, and continues."""
     chance = random.Random(0)
-    deaths = confirmed = 0
-    while True:
+    confirmed = 0
+
+    def life(say: int, confirmed: int) -> None:
+        if confirmed:
+            check(place, confirmed)
+        add(place, model, pictures, lambda count: os.write(say, b"%d\n" % count) and None)
+
+    for left in reversed(range(deaths + 1)):
         hear, say = os.pipe()
-
-        def life(say: int = say) -> None:
-            add(place, model, pictures, lambda count: os.write(say, b"%d\n" % count) and None)
-
-        child = fork(life)
+        child = fork(partial(life, say, confirmed))
         os.close(say)
         with os.fdopen(hear) as lines:
             for number, line in enumerate(lines):
                 confirmed = max(confirmed, int(line))
-                if number == 1 and deaths < 4:
+                if number == 1 and left:
                     time.sleep(chance.uniform(0, 0.04))
                     os.kill(child, signal.SIGKILL)
-        if ended_well(child):
-            break
-        deaths += 1
-        assert ended_well(fork(partial(check, place, confirmed)))
-    assert deaths == 4
-    assert ended_well(fork(partial(check, place, PICTURES)))
+        assert ended_well(child) == (left == 0)
 
     def again() -> None:
+        check(place, PICTURES)
         assert open_index(place).add([pictures]).unchanged == PICTURES
         assert ColourEncoder.encoded == 0
 
@@ -113,12 +112,11 @@ def parts_and_searches(place: Path, model: Path, pictures: Path) -> None:
 
 
 def main(folder: Path) -> None:
-    warnings.simplefilter("ignore", RuntimeWarning)
     torch.set_num_threads(1)
     register()
     photos.BATCH, photos.BLOCK = 4, 8
     model, pictures = make_retriever_folder(folder / "model"), make_pictures(folder / "pictures", PICTURES)
-    kill_and_continue(folder / "killed.lance", model, pictures)
+    kill_and_continue(folder / "killed.lance", model, pictures, deaths=3)
     parts_and_searches(folder / "parts.lance", model, pictures)
 
 

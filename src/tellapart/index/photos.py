@@ -356,6 +356,8 @@ class PhotoIndex:
             files = {file.path: file for file in touched[start : start + ROWS]}
             photos = [replace(one, file=files[one.file.path]) for one in self.store.read(list(files))]
             self.store.put(photos)
+        if touched:
+            self.store.tidy()
         return to_encode
 
     def _encode(
@@ -537,12 +539,7 @@ def _bad_name(path: str) -> DataError:
 
 def _is_mine(path: str, part: Part) -> bool:
     """Whether a picture is in this part: it depends on its path only."""
-    return part == WHOLE or int(row_id_of(path), 16) % part.of == part.index
-
-
-def row_id_of(path: str) -> str:
-    """The key of a picture, also of one whose name is not UTF-8."""
-    return row_id(path if is_utf8(path) else ascii(path))
+    return part == WHOLE or int(row_id(path if is_utf8(path) else ascii(path)), 16) % part.of == part.index
 
 
 def _describe(path: str) -> File:
