@@ -15,7 +15,7 @@ from tellapart import cli
 from tellapart.data.halves import half_of
 from tellapart.errors import DataError, RunError
 from tellapart.evaluation import retrieval_entropy as module
-from tellapart.evaluation.generic_captions import describe_judges
+from tellapart.evaluation.generic_captions import describe_judges, describe_truth
 from tellapart.evaluation.retrieval_entropy import (
     EntropyJudge,
     EntropySums,
@@ -25,6 +25,7 @@ from tellapart.evaluation.retrieval_entropy import (
     retrieval_entropy,
     vector_entropies,
 )
+from tellapart.evaluation.true_listener import open_true_listener
 from tellapart.files import read_jsonl
 from tellapart.run import Run
 from tellapart.training import train
@@ -327,3 +328,13 @@ def test_long_captions_with_a_high_entropy_are_told(runs: list[Run]) -> None:
         text = describe_judges(replace(found, entropies=10 + sign * words))
         assert f"number of words: {sign:+.2f}" in text
         assert ("long captions have a high entropy" in text) == warned
+
+
+def test_scenes_tell_whether_captions_are_generic_in_truth(runs: list[Run]) -> None:
+    found = retrieval_entropy([runs[0]], split="test")
+    data = runs[0].data
+    listener = open_true_listener(runs[0].recipe.data, data.dataset, "test")
+    assert listener is not None
+    fitting = listener.fitting(found.gallery.captions)
+    assert "+1.00" in describe_truth(replace(found, entropies=fitting), listener)
+    assert "-1.00" in describe_truth(replace(found, entropies=-fitting), listener)

@@ -113,6 +113,14 @@ def test_the_difference_from_near_duplicates(captions: list[str], named: list[fl
     np.testing.assert_array_equal(TrueListener(SCENES, FAMILY).figures(captions)["difference_named"], named)
 
 
+def test_how_many_scenes_fit(records: list[SceneRecord], listener: TrueListener) -> None:
+    captions = [caption for record in records[:40] for caption in record.captions]
+    counts = [sum(all(check(c, r.scene) for c in read_claims(caption)) for r in records) for caption in captions]
+    assert listener.fitting(captions).tolist() == counts
+    assert min(counts) >= 1  # a person's caption is right of its own scene
+    assert max(counts) > 1
+
+
 def test_people_tell_the_truth(records: list[SceneRecord], listener: TrueListener) -> None:
     for choice in range(5):
         figures = listener.figures([record.captions[choice] for record in records])

@@ -236,9 +236,16 @@ def retrieval_entropy(
     The same command continues after an interruption.
     """
     from tellapart.evaluation.caption_files import read_sentences
-    from tellapart.evaluation.generic_captions import caption_rows, check_rows, describe_judges, sentence_rows
+    from tellapart.evaluation.generic_captions import (
+        caption_rows,
+        check_rows,
+        describe_judges,
+        describe_truth,
+        sentence_rows,
+    )
     from tellapart.evaluation.retrieval_entropy import TEMPERATURE, data_for
     from tellapart.evaluation.retrieval_entropy import retrieval_entropy as measure
+    from tellapart.evaluation.true_listener import open_true_listener
     from tellapart.files import write_jsonl
     from tellapart.pages.generic import check_page, print_generic, write_page
     from tellapart.progress import show_progress
@@ -250,9 +257,10 @@ def retrieval_entropy(
         check_page(gallery)
     runs = [open_run(folder) for folder in retriever]
     sentences = None if captions is None else read_sentences(captions)
+    settings = data_for(data, runs[0])
     found = measure(
         runs,
-        data_for(data, runs[0]),
+        settings,
         split,
         temperature=TEMPERATURE if temperature is None else temperature,
         pool=pool,
@@ -261,6 +269,8 @@ def retrieval_entropy(
     rows = caption_rows(found) if sentences is None else sentence_rows(found, sentences)
     print_generic(rows, show, found.images)
     print(f"\n{describe_judges(found)}")
+    if (listener := open_true_listener(settings, found.judges[0].prepared.dataset, split)) is not None:
+        print(describe_truth(found, listener))
     if out is not None:
         write_jsonl(out, rows)
         print(out)

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tellapart.evaluation.retrieval_entropy import RetrievalEntropy, percentiles_among
+from tellapart.evaluation.retrieval_entropy import Entropies, RetrievalEntropy, percentiles_among
+from tellapart.evaluation.true_listener import TrueListener
 from tellapart.files import check_output
 
 # A higher correlation of entropy and length is told as a warning.
@@ -76,10 +77,27 @@ def _wording(row: Row) -> str:
 def length_correlation(found: RetrievalEntropy) -> float:
     """Spearman's correlation of how generic a caption is with its number of words; 0 if all have equally many."""
     words = np.array([len(caption.split()) for caption in found.gallery.captions], np.float64)
-    ranks = percentiles_among(words, words)
-    if ranks.std() == 0 or found.percentiles().std() == 0:
+    return _rank_correlation(found.percentiles(), words)
+
+
+def describe_truth(found: RetrievalEntropy, listener: TrueListener) -> str:
+    """Whether captions of high entropy are generic in truth: on scenes it is known how many of them a caption fits."""
+    fitting = listener.fitting(found.gallery.captions)
+    percentiles = found.percentiles()
+    generic, specific = (np.exp(np.log(fitting[half]).mean()) for half in (percentiles >= 0.5, percentiles < 0.5))
+    return (
+        f"Correlation of entropy with the number of scenes in which a caption is right: "
+        f"{_rank_correlation(percentiles, fitting):+.2f}. The generic half fits {generic:.1f} scenes (geometric mean), "
+        f"the specific half {specific:.1f}."
+    )
+
+
+def _rank_correlation(percentiles: Entropies, values: Entropies) -> float:
+    """Spearman's correlation; 0 if all values are equal."""
+    ranks = percentiles_among(values, values)
+    if ranks.std() == 0 or percentiles.std() == 0:
         return 0.0
-    return float(np.corrcoef(found.percentiles(), ranks)[0, 1])
+    return float(np.corrcoef(percentiles, ranks)[0, 1])
 
 
 def describe_judges(found: RetrievalEntropy) -> str:

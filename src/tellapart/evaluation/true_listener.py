@@ -33,6 +33,7 @@ from tellapart.errors import DataError
 # Version of the claims and the figures; older results are measured again.
 FORMAT = 1
 RECALLS = (1, 5)
+BLOCK = 1024  # captions compared with all scenes at a time
 
 Values = NDArray[np.float64]
 
@@ -80,6 +81,23 @@ class TrueListener:
         truth = np.divide(own, claims, out=np.full(len(claims), np.nan), where=claims > 0)
         ranks = _expected_ranks(scores[:images, :images], len(captions))
         return {**ranks, "truth": truth, "claims": claims, "difference_named": self._differences(made, right)}
+
+    def fitting(self, captions: Sequence[str]) -> Values:
+        """In how many scenes all claims of each caption are right: how generic it truly is.
+
+        >>> from tellapart.data.scenes import make_split
+        >>> records = make_split("test", 3, seed=0, seen=set())
+        >>> TrueListener([r.scene for r in records], [r.family for r in records]).fitting(["hello"]).tolist()
+        [3.0]
+        """
+        said = [read_claims(caption) for caption in captions]
+        distinct = list(dict.fromkeys(claim for claims in said for claim in claims))
+        right = right_claims(distinct, self.scenes).astype(np.float32)
+        counts = np.zeros(len(said))
+        for start in range(0, len(said), BLOCK):
+            made = _made(said[start : start + BLOCK], distinct).astype(np.float32)
+            counts[start : start + BLOCK] = (made @ right == made.sum(axis=1, keepdims=True)).sum(axis=1)
+        return counts
 
     def _differences(self, made: NDArray[np.bool_], right: NDArray[np.bool_]) -> Values:
         """Whether each caption makes a claim that tells its scene from another one of its family."""

@@ -128,7 +128,7 @@ def _start(captioner: str) -> tuple[Arm, ...]:
 def _teacher(captioner: str, positive: bool = False) -> Arm:
     """A model of the generic captions (D⁻), or of the specific ones (D⁺)."""
     recipe = TRANSFORMERS.get(captioner, f"{captioner}-mle")
-    own = () if captioner in TRANSFORMERS else ("data.captions=generic", "roles.entropy.from=ranking.yaml")
+    own = () if captioner in TRANSFORMERS else ("data.captions=generic", "roles.entropy.from=dcl.yaml")
     if not positive:
         return Arm(f"{captioner}-unkt-teacher", f"{captioner}, likelihood on D⁻", recipe, changes=own)
     return Arm(
