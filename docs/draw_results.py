@@ -1,0 +1,187 @@
+"""Draw the tables and plots of docs/results/ again from the scores beside them.
+
+    python docs/draw_results.py                                                          # all of docs/results/*.json
+    python docs/draw_results.py --keep studies/NAME/study.json --command "tellapart …" FILE   # first keep a study's
+
+A file holds what `tellapart study` writes to `study.json`, without the paths of its runs, and the command that gave it:
+figures of every arm and seed, and differences from the control with intervals. No captions and no pictures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from tellapart.files import write_text
+from tellapart.pages.base import as_svg, plotting, shown
+from tellapart.studies.base import find_study
+from tellapart.studies.columns import Column
+from tellapart.studies.measure import measure_of
+
+PANELS = 4  # of a plot, side by side
+FOLDER = Path(__file__).parent / "results"
+Kept = dict[str, Any]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--keep", type=Path, help="a study.json to keep")
+    parser.add_argument("--command", help="with --keep: the command that gave it")
+    parser.add_argument("name", nargs="?", help="with --keep: its name in docs/results/")
+    asked = parser.parse_args()
+    if asked.keep:
+        keep(asked.keep, asked.name, asked.command)
+    for path in sorted(FOLDER.glob("*.json")):
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        write_text(path.with_suffix(".svg"), plot(kept))
+        write_text(path.with_suffix(".md"), page(kept, path.stem))
+
+
+def keep(study: Path, name: str, command: str) -> None:
+    """Write the scores of a study to docs/results/, rounded, without paths."""
+    kept = json.loads(study.read_text(encoding="utf-8"))
+    for row in kept["rows"].values():
+        del row["runs"]
+    kept = {"command": command, **kept}
+    write_text(FOLDER / f"{name}.json", json.dumps(_rounded(kept), ensure_ascii=False, separators=(",", ":")) + "\n")
+
+
+def page(kept: Kept, name: str) -> str:
+    """The page of a study: its command, figures, differences, and how many seeds would decide."""
+    study, columns = find_study(kept["study"]), _columns(kept)
+    rows = [*kept["rows"].values(), *([kept["people"]] if "people" in kept else [])]
+    seeds = len(next(iter(kept["rows"].values()))["figures"])
+    lines = [
+        f"# {study.title}",
+        "",
+        "Drawn by `python docs/draw_results.py` from the scores beside this page; do not edit it by hand.",
+        "",
+        f"```sh\n{kept['command']}\n```",
+        "",
+        f"{kept['data']}, split {kept['split']}, {kept['images']['captioned']} images, "
+        + (f"mean ± standard deviation over {seeds} seeds." if seeds > 1 else "one seed."),
+        "",
+        *_table(
+            ["", *(c.heading for c in columns)], [[row["label"], *(_cell(row, c) for c in columns)] for row in rows]
+        ),
+        "",
+        "Differences from the control, with 95 % intervals over "
+        + ("seeds and images" if seeds > 1 else "images only (one seed)")
+        + "; * is significant after Holm's correction for all comparisons of the study. Shares are in points.",
+        "",
+        *_table(["", *(c.heading for c in columns)], [_difference_row(kept, key, columns) for key in _compared(kept)]),
+        "",
+        f"![Differences from the control with their intervals]({name}.svg)",
+    ]
+    if seeds > 1:
+        lines += ["", _decided(kept, columns)]
+    return "\n".join(lines) + "\n"
+
+
+def plot(kept: Kept) -> str:
+    """Differences from the control with their intervals, a panel per figure."""
+    columns, keys = _columns(kept), _compared(kept)
+    with plotting() as pyplot:
+        down = -(-len(columns) // PANELS)
+        figure, axes = pyplot.subplots(
+            down, PANELS, figsize=(11.5, down * (0.9 + 0.26 * len(keys))), sharey=True, squeeze=False
+        )
+        for axis in axes.ravel()[len(columns) :]:
+            axis.remove()
+        for axis, column in zip(axes.ravel(), columns, strict=False):
+            axis.axvline(0, color="#8a8f98", linewidth=1)
+            for place, key in enumerate(keys):
+                if (found := kept["differences"][key].get(column.figure)) is None:
+                    continue
+                low, middle, high = (column.scale * found[one] for one in ("low", "difference", "high"))
+                sure = found["corrected_p_value"] < 0.05
+                axis.plot([low, high], [place, place], color="#3b6ea8", linewidth=1.5)
+                axis.plot(
+                    middle, place, "o", markersize=4, color="#3b6ea8", markerfacecolor="#3b6ea8" if sure else "white"
+                )
+            axis.set_title(column.heading, fontsize=8, loc="left")
+            axis.locator_params(axis="x", nbins=4)
+        axes[0, 0].set_yticks(range(len(keys)), [_label(kept, key) for key in keys])
+        axes[0, 0].invert_yaxis()
+        figure.tight_layout()
+        return as_svg(figure)
+
+
+def _columns(kept: Kept) -> list[Column]:
+    """The compared figures that were measured."""
+    found = [figures for figures in kept["differences"].values() if figures]
+    return [c for c in measure_of(find_study(kept["study"])).compared if any(c.figure in one for one in found)]
+
+
+def _compared(kept: Kept) -> list[str]:
+    return [key for key, figures in kept["differences"].items() if figures]
+
+
+def _label(kept: Kept, key: str) -> str:
+    row = kept["rows"].get(key) or kept["people"]
+    return str(row["label"])
+
+
+def _cell(row: Kept, column: Column) -> str:
+    values = [one[column.figure] for one in row["figures"] if column.figure in one]
+    if len(values) < 2:
+        return shown(values[0] if values else None, column.kind)
+    kind = "points" if column.kind == "percent" else column.kind
+    return f"{shown(mean(values), kind)} ± {shown(stdev(values), kind)}" + (" %" if column.kind == "percent" else "")
+
+
+def _difference_row(kept: Kept, key: str, columns: list[Column]) -> list[str]:
+    cells = [_label(kept, key)]
+    for column in columns:
+        found = kept["differences"][key].get(column.figure)
+        if found is None:
+            cells.append("–")
+            continue
+        digits = 1 if column.scale != 1 else 3
+        middle, low, high = (f"{column.scale * found[one] + 0.0:+.{digits}f}" for one in ("difference", "low", "high"))
+        cells.append(f"{middle} [{low}, {high}]" + ("*" if found["corrected_p_value"] < 0.05 else ""))
+    return cells
+
+
+def _decided(kept: Kept, columns: list[Column]) -> str:
+    """For differences whose interval holds 0: the seeds at which 1.96 standard errors of the seeds' mean equal it."""
+    parts = []
+    for key in _compared(kept):
+        for column in columns:
+            found = kept["differences"][key].get(column.figure)
+            if key not in kept["rows"] or found is None or not found["low"] <= 0 <= found["high"]:
+                continue
+            pairs = zip(kept["rows"][key]["figures"], kept["rows"][found["against"]]["figures"], strict=True)
+            gaps = [one[column.figure] - other[column.figure] for one, other in pairs]
+            if mean(gaps) != 0:
+                needed = math.ceil((1.96 * stdev(gaps) / mean(gaps)) ** 2)
+                parts.append(
+                    f"{_label(kept, key)}, {column.heading}: " + (f"{needed}" if needed <= 1000 else "over 1,000")
+                )
+    if not parts:
+        return "No interval holds 0."
+    return (
+        "Seeds that would decide, if the difference and its spread over seeds stay as they are: "
+        + "; ".join(parts)
+        + "."
+    )
+
+
+def _table(headings: list[str], rows: list[list[str]]) -> list[str]:
+    return ["| " + " | ".join(cells) + " |" for cells in (headings, ["---"] * len(headings), *rows)]
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    if isinstance(value, dict):
+        return {key: _rounded(one) for key, one in value.items()}
+    return [_rounded(one) for one in value] if isinstance(value, list) else value
+
+
+if __name__ == "__main__":
+    main()

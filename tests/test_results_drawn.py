@@ -1,0 +1,59 @@
+"""The tables of docs/results/ are those that its scores give."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+DOCS = Path(__file__).parents[1] / "docs"
+KEPT = sorted((DOCS / "results").glob("*.json"))
+
+
+@pytest.fixture(scope="module")
+def draw() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("draw_results", DOCS / "draw_results.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
+def test_pages_are_drawn_from_the_scores(path: Path, draw: ModuleType) -> None:
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    assert path.with_suffix(".md").read_text(encoding="utf-8") == draw.page(kept, path.stem)
+    assert "<svg" in path.with_suffix(".svg").read_text(encoding="utf-8")
+    assert kept["command"].startswith("tellapart study ")
+
+
+@pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
+def test_kept_scores_have_no_captions_and_no_paths(path: Path) -> None:
+    def texts(value: object) -> list[str]:
+        if isinstance(value, str):
+            return [value]
+        values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        return [text for one in values for text in texts(one)]
+
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    assert not any(text.startswith("/") or "runs/" in text for text in texts(kept) if text != kept["command"])
+    assert not any("captions" in key for row in kept["rows"].values() for key in row)
+
+
+def test_seeds_that_would_decide(draw: ModuleType) -> None:
+    """Differences over seeds of 1 and 3, mean 2: 1.96 × √2 / 2 squared is 1.9, so two seeds."""
+    figures = {"CIDEr": 0.0}
+    kept = {
+        "study": "cl-table4",
+        "rows": {
+            "control": {"label": "control", "figures": [figures, figures]},
+            "cl": {"label": "CL", "figures": [{"CIDEr": 1.0}, {"CIDEr": 3.0}]},
+        },
+        "differences": {"cl": {"CIDEr": {"against": "control", "low": -1, "high": 5, "difference": 2}}},
+    }
+    columns = [column for column in draw.measure_of(draw.find_study("cl-table4")).compared if column.figure == "CIDEr"]
+    assert draw._decided(kept, columns).endswith("CL, CIDEr: 2.")
