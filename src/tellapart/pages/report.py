@@ -122,12 +122,18 @@ def write_report(comparison: Comparison, folder: str | Path, template: str = "re
         sentinel=any(word["share"] is not None for item in attention for word in item["words"]),
         families=_families(pair, comparison.records, pictures),
         queries=_queries(pair, pictures),
-        curves=curves({row.label: read_journal(row.run.folder) for row in comparison.rows}),
+        curves=curves(_journals(comparison)),
         made_from=[(row.label, row.run.recipe) for row in comparison.rows],
     )
     path = folder / "report.html"
     write_text(path, text)
     return path
+
+
+def _journals(comparison: Comparison) -> dict[str, list[dict[str, Any]]]:
+    """The journals of the rows that were trained; of all rows if none was."""
+    found = {row.label: read_journal(row.run.folder) for row in comparison.rows}
+    return {label: rows for label, rows in found.items() if any(row["split"] == "train" for row in rows)} or found
 
 
 def _plane(comparison: Comparison, figure: str) -> str:
@@ -141,7 +147,7 @@ def _plane(comparison: Comparison, figure: str) -> str:
     if len(found) < 2:
         return ""
     with plotting() as pyplot:
-        drawing, axis = pyplot.subplots(figsize=(6.4, 3.6))
+        drawing, axis = pyplot.subplots(figsize=(9.6, 3.8))
         for place, (label, (accuracy, distinctiveness)) in enumerate(found.items()):
             x, y, colour = accuracy.mean, 100 * distinctiveness.mean, f"C{place % 10}"
             # Lines, not error bars: the interval of a skewed figure need not hold it.
