@@ -1,5 +1,5 @@
 # Two commands do everything on a fresh machine with Python >= 3.11 (venv) and make:
-#   make demo   pictures -> captions that tell them apart, and a report
+#   make demo   captions photographs, tells some apart, trains on scenes; one page
 #   make test   all tests, in a random order; SEED=2 gives another
 PYTHON ?= python3
 VENV := .venv

@@ -1,18 +1,22 @@
-"""The whole path at the smoke budget: render, encode, train three recipes, compare, report; then once more."""
+"""The whole path at the smoke budget: photographs, scenes, three trainings, comparison, page; then once more."""
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tellapart.captioning import caption
-from tellapart.demo import run_demo
+from tellapart.demo import CONTROL, FEWER_SCENES, FEWER_UPDATES, RECIPES, START, TREATMENT, run_demo
 from tellapart.errors import RecipeError, RunError
 from tellapart.evaluation.compare import compare
+from tellapart.recipe import Recipe, recipes_folder
 from tellapart.run import open_run
+from tellapart.samples import ALIKE, PHOTOGRAPHS
 
 
 @pytest.fixture(scope="module")
@@ -56,14 +60,68 @@ def test_the_report_is_self_contained_and_complete(demo: Path) -> None:
     assert not re.findall(r"(?:src|href)=\"(?!data:|#)", text)
     assert "data:image/jpeg;base64," in text
     assert "<svg" in text
-    for said in ("usual decoding", "Who retrieves what", "How the training went", "Near-duplicates side by side"):
+    sections = ("Near-duplicates side by side", "The table", "Accuracy and distinctiveness", "Gallery")
+    sections += ("What each word looks at", "Who retrieves what", "How the training went")
+    for said in (*sections, "usual decoding", "most improved", "prefers-color-scheme: dark"):
         assert said in text
+    assert len(re.findall(r"<small>[0-9.]+–[0-9.]+</small>", text)) > 12, "intervals in the table"
     comparison = json.loads((demo / "comparison.json").read_text())
     assert list(comparison["rows"]) == ["MLE, usual decoding", "MLE", "CL", "people"]
     for label, figures in comparison["rows"].items():
         assert figures["true_listener_chance_R@1"] == pytest.approx(1 / 24)
         assert ("self_retrieval_chance_R@1" in figures) == (label != "people")
     assert comparison["rows"]["people"]["truth"] == 1.0
+
+
+def test_the_page_shows_the_sample_photographs_and_a_group_told_apart(demo: Path) -> None:
+    text = (demo / "report.html").read_text(encoding="utf-8")
+    notice = (PHOTOGRAPHS.parent / "NOTICE.md").read_text(encoding="utf-8")
+    for folder in (PHOTOGRAPHS, ALIKE):
+        for photograph in folder.glob("*"):
+            assert f'<p class="name">{photograph.name}</p>' in text
+            assert photograph.name in notice
+    assert text.count("tells it apart") == len(list(ALIKE.glob("*")))
+    assert text.index("Caption photographs") < text.index("Tell similar") < text.index("The table")
+
+
+def test_the_gallery_filters(demo: Path) -> None:
+    """In a browser: a kind shows its pictures in order, a word those whose captions have it."""
+    playwright = pytest.importorskip("playwright.sync_api", reason="playwright drives the browser")
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("there is no chromium here")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page()
+        problems: list[str] = []
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.goto((demo / "report.html").as_uri())
+        shown = lambda: page.locator(".gallery > div:visible")  # noqa: E731
+        page.get_by_role("button", name="all of these").click()
+        everything = shown().count()
+        page.get_by_role("button", name="worst").click()
+        assert 0 < shown().count() <= min(12, everything)
+        places = [int(shown().nth(place).get_attribute("data-worst")) for place in range(shown().count())]
+        assert places == sorted(places)
+        page.get_by_role("searchbox").fill("no caption has this")
+        assert shown().count() == 0
+        assert page.get_by_role("status").inner_text() == "0 pictures"
+        browser.close()
+    assert not problems
+
+
+def test_the_arms_differ_in_the_treatment_only() -> None:
+    """Also with the demo's fewer scenes and updates."""
+
+    def settings(name: str, *changes: str) -> dict[str, Any]:
+        recipe = Recipe.load(recipes_folder() / name, [*FEWER_SCENES, *changes], "laptop")
+        return {key: value for key, value in recipe.resolved().items() if key not in ("name", "description")}
+
+    control, treatment = (settings(RECIPES[label], *FEWER_UPDATES) for label in (CONTROL, TREATMENT))
+    start = settings(START)
+    assert {key for key in control if control[key] != treatment[key]} == {"objective", "roles"}
+    assert control["data"] == start["data"]
+    assert control["training"]["steps"] == 200
 
 
 def test_usual_decoding_has_the_weights_of_the_control(demo: Path) -> None:

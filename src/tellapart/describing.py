@@ -19,10 +19,10 @@ from tellapart.decoding.ensemble import Ensemble
 from tellapart.decoding.search import BLOCK, decode
 from tellapart.decoding.settings import DecodingSettings
 from tellapart.encoders.base import ImageEncoder, accelerator
+from tellapart.huggingface.hub import find_usable, locate
 from tellapart.models import model_folder, open_own_encoder, read_description
 from tellapart.recipe import Recipe
 from tellapart.retrievers.base import Retriever, load_retriever
-from tellapart.shipped import find_model
 from tellapart.text import UNKNOWN
 
 # A run or model folder, or several: an ensemble.
@@ -157,7 +157,8 @@ class Describer:
     @cached_property
     def models(self) -> list[Path]:
         """The folders of the captioners."""
-        return [find_model(one) for one in ([self._named] if isinstance(self._named, str | Path) else self._named)]
+        named = [self._named] if isinstance(self._named, str | Path) else self._named
+        return [find_usable(one, "captioner") for one in named]
 
     @cached_property
     def decoding(self) -> DecodingSettings:
@@ -175,7 +176,8 @@ class Describer:
 
     @cached_property
     def retriever(self) -> Retriever:
-        return load_retriever(self.retriever_folder or "shipped/retriever").to(accelerator() or "cpu")
+        folder = find_usable(self.retriever_folder or "shipped/retriever", "retriever")
+        return load_retriever(folder).to(accelerator() or "cpu")
 
     @cached_property
     def encoder(self) -> ImageEncoder:
@@ -211,12 +213,14 @@ class Describer:
         return self.captioner.log_prob(memory, tokens.expand(len(rows), -1), rows, per_token=True).cpu()
 
 
-def load(model: Models | None = None, retriever: str | Path | None = None) -> Describer:
+def load(model: Models | None = None, retriever: str | Path | None = None, *, download: bool = False) -> Describer:
     """Load a captioner that takes pictures of any kind.
 
     Args:
-        model: a run folder or a model folder, or a list of them (an ensemble); by default the shipped captioner.
-        retriever: a run or model folder for `tell_apart`; by default the shipped retriever.
+        model: a run folder or a model folder, or a list of them (an ensemble); by default the shipped captioner. A
+            folder of BLIP or GIT works too, and with `download` its name on the Hugging Face hub.
+        retriever: a run or model folder for `tell_apart`; by default the shipped retriever. Also CLIP or SigLIP.
+        download: get models that are named from the hub, once. Otherwise nothing is downloaded.
 
     Example:
         >>> model = tellapart.load()                                      # doctest: +SKIP
@@ -225,6 +229,10 @@ def load(model: Models | None = None, retriever: str | Path | None = None) -> De
         >>> model.score("photo.jpg", "a zebra").picture_adds              # doctest: +SKIP
         -3.1
     """
+    if download:
+        named = [model] if isinstance(model, str | Path) else list(model or [])
+        for one in [*named, *([] if retriever is None else [retriever])]:
+            locate(one, download=True)
     describer = Describer("shipped" if model is None else model, retriever)
     _ = describer.decoding  # a missing model is an error now
     return describer
@@ -232,7 +240,7 @@ def load(model: Models | None = None, retriever: str | Path | None = None) -> De
 
 def own_decoding(model: Models) -> DecodingSettings:
     """The decoding settings of a run's recipe or an exported model (the first of several); else the defaults."""
-    first = find_model(model if isinstance(model, str | Path) else next(iter(model)))
+    first = find_usable(model if isinstance(model, str | Path) else next(iter(model)), "captioner")
     if (first / "recipe.yaml").exists():
         return Recipe.load(first).decoding
     return DecodingSettings.parse(read_description(model_folder(first)).get("decoding") or {})

@@ -34,7 +34,18 @@ ListenerOption = Annotated[
 ]
 ModelOption = Annotated[
     list[Path] | None,
-    typer.Option(help="A run or model folder; repeat to ensemble models. By default the model that is shipped."),
+    typer.Option(
+        help="A run or model folder, or a folder of BLIP or GIT; repeat to ensemble models. By default the model that "
+        "is shipped."
+    ),
+]
+DownloadOption = Annotated[
+    bool,
+    typer.Option(
+        "--download",
+        help="Get a model that is named as on the Hugging Face hub, OWNER/NAME, once; its commit is recorded. Without "
+        "this nothing is downloaded.",
+    ),
 ]
 LimitOption = Annotated[
     int | None,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tellapart.cli.base import ModelOption, app, json_line
+from tellapart.cli.base import DownloadOption, ModelOption, app, json_line
 from tellapart.errors import TellapartError
 from tellapart.progress import close_bars
 
@@ -17,6 +17,17 @@ if TYPE_CHECKING:
     from tellapart.index.base import Recall
 
 PANEL = "Your photographs"  # in the help
+
+
+def _download(*named: str | Path | None) -> None:
+    """Get the models that are named as on the hub, and are not here yet."""
+    from tellapart.huggingface.hub import locate
+
+    if not any(named):
+        raise typer.BadParameter("--download gets models that are named; name one with --model or --retriever")
+    for one in named:
+        if one:
+            locate(one, download=True)
 
 
 @app.command(rich_help_panel=PANEL)
@@ -43,6 +54,7 @@ def caption(
         typer.Option("--set", help="Any key of a recipe's decoding section, e.g. length_penalty=1 or groups=3."),
     ] = None,
     overlay: Annotated[Path | None, typer.Option(help="Folder for attention maps over the images.")] = None,
+    download: DownloadOption = False,
 ) -> None:
     """Caption images. On a terminal: a line for each; in a pipe or with --out: JSON rows.
 
@@ -74,6 +86,8 @@ def caption(
         "top_p": top_p,
     }
     chosen = {key: value for key, value in given.items() if value is not None}
+    if download:
+        _download(*(model or []))
     models: list[Path] = model or [Path("shipped")]
     settings = DecodingSettings.parse({**own_decoding(models).model_dump(), **chosen}, set_ or [])
     line = ProgressLine("captioning", " images")
@@ -136,9 +150,13 @@ def score(
     model: ModelOption = None,
     retriever: Annotated[
         Path | None,
-        typer.Option(help="Rank by this retriever's similarity instead: a run or model folder, or shipped/retriever."),
+        typer.Option(
+            help="Rank by this retriever's similarity instead: a run or model folder, a folder of CLIP or SigLIP, or "
+            "shipped/retriever."
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="File for the rows (JSONL); by default they are printed.")] = None,
+    download: DownloadOption = False,
 ) -> None:
     """Score a caption: which of these images does it fetch, and what does each of its words add?
 
@@ -155,6 +173,8 @@ def score(
     key = "log_prob" if retriever is None else "similarity"
     if out is not None:
         check_output(out, "rank", "id", key, inputs=images)
+    if download:
+        _download(*(model or []), retriever)
     line = ProgressLine("scoring", " images")
     skipped: list[DataError] = []
     rows = score_images(images, caption, model or "shipped", retriever, skipped.append, line.update)
@@ -222,7 +242,8 @@ def tell_apart(
     retriever: Annotated[
         str,
         typer.Option(
-            help="A retriever's run or model folder, which judges the captions; 'none': the captioner's likelihood."
+            help="A retriever's run or model folder, or a folder of CLIP or SigLIP, which judges the captions; 'none': "
+            "the captioner's likelihood."
         ),
     ] = "shipped/retriever",
     out: Annotated[
@@ -245,6 +266,7 @@ def tell_apart(
     set_: Annotated[
         list[str] | None, typer.Option("--set", help="Any setting of docs/tell-apart.md, e.g. samples=50 or truth=0.")
     ] = None,
+    download: DownloadOption = False,
 ) -> None:
     """Group similar pictures, and caption each so that it can be told from the others of its group.
 
@@ -271,6 +293,8 @@ def tell_apart(
         check_told_apart(out, inputs=[*paths, *([candidates] if candidates else [])])
     if sidecars:
         check_sidecars(paths)
+    if download:
+        _download(*(model or []), retriever)
     skipped: list[DataError] = []
     line = ProgressLine("telling apart", " images")
     told = tell(
@@ -321,6 +345,7 @@ def index(
         bool, typer.Option("--approximate", help="Also build approximate search, and measure what it finds.")
     ] = False,
     part: Annotated[str, typer.Option(help="Only this part, e.g. 2/4; other processes do the others.")] = "1/1",
+    download: DownloadOption = False,
 ) -> None:
     """Index photographs for 'tellapart search': new and changed files are encoded, removed files leave the index.
 
@@ -337,6 +362,8 @@ def index(
     share = Part.parse(part)
     if photos:
         check_pictures(photos, to)
+    if download:
+        _download(retriever)
     opened = open_index(to, retriever, must_exist=delete or not photos)
     if delete:
         print(f"removed {_photos(opened.delete(photos or []))} from {opened.store.place}")

@@ -19,11 +19,11 @@ def demo(
     out: Annotated[Path, typer.Option(help="Folder for data, runs and the report.")] = Path("demo"),
     budget: Annotated[str, typer.Option(help="laptop (minutes) or smoke (seconds, for tests).")] = "laptop",
 ) -> None:
-    """Train on rendered scenes by likelihood and by contrast, and write a report that compares the captions."""
+    """Caption sample photographs, tell similar ones apart, train on drawn scenes, and write a page about it all."""
     from tellapart.demo import run_demo
 
     report = run_demo(out, budget)
-    print(f"\nOpen {report} in a browser to see the captions.")
+    print(f"\nOpen {report} in a browser.")
 
 
 @app.command(rich_help_panel=PANEL)

@@ -26,6 +26,7 @@ from tellapart.data.rows import read_grid
 from tellapart.errors import DataError, RecipeError, StoreError, shorten, some
 from tellapart.evaluation.caption_files import read_captions
 from tellapart.files import is_utf8
+from tellapart.huggingface.hub import locate
 from tellapart.index.base import ALL, MAX_CAPTION, ROWS, File, Hit, Made, Photo, Recall, Store, Vector, Where, row_id
 from tellapart.index.lance import LanceStore
 from tellapart.index.milvus import MilvusStore, is_address
@@ -431,10 +432,10 @@ def open_index(place: str | Path, retriever: str | Path | None = None, must_exis
     """
     store: Store | None = MilvusStore.open(str(place)) if is_address(str(place)) else LanceStore.open(Path(place))
     if store is not None:
-        return PhotoIndex(store, None if retriever is None else Reader(find_model(retriever)))
+        return PhotoIndex(store, None if retriever is None else Reader(find_model(locate(retriever))))
     if must_exist:
         raise StoreError(f"{place}: no index is here; make it: tellapart index PHOTOS --to {place}")
-    reader = Reader(find_model(retriever or "shipped/retriever"))
+    reader = Reader(find_model(locate(retriever or "shipped/retriever")))
     made = reader.made
     if is_address(str(place)):
         return PhotoIndex(MilvusStore.create(str(place), made), reader)

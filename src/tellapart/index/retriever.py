@@ -10,45 +10,28 @@ import numpy as np
 import torch
 from PIL import Image
 
-from tellapart import registry
-from tellapart.data.settings import DataSettings
-from tellapart.encoders import open_encoder
 from tellapart.encoders.base import ImageEncoder, accelerator
 from tellapart.errors import RecipeError
 from tellapart.files import digest_of
-from tellapart.huggingface.folders import FAMILIES, model_type
+from tellapart.huggingface.folders import model_type
+from tellapart.huggingface.hub import is_transformers_folder, make_from_folder
 from tellapart.index.base import Made, Vector
 from tellapart.models import open_own_encoder, weights_digest
 from tellapart.retrievers.base import Raw, Retriever, load_retriever
 from tellapart.text import UNKNOWN, Vocabulary
 
-# Family of a Hugging Face model -> prefix of its encoder, and the retriever that it is.
-DUAL_ENCODERS = {"clip": ("clip-tokens", "hf-clip"), "siglip": ("siglip", "hf-siglip")}
-
 
 def open_retriever(folder: Path) -> Retriever:
     """Load a retriever that has index vectors: from a run or model folder, or from a folder of CLIP or SigLIP."""
-    if (folder / "config.json").exists() and not (folder / "model.json").exists():
-        retriever = _open_dual_encoder(folder)
-    else:
-        retriever = load_retriever(folder)
+    retriever = make_from_folder(folder) if is_transformers_folder(folder) else load_retriever(folder)
+    if not isinstance(retriever, Retriever):
+        raise RecipeError(f"{folder}: holds a model of type '{model_type(folder)}'; a retriever is CLIP or SigLIP")
     if not retriever.has_index_vectors:
         raise RecipeError(
             f"{folder}: the retriever '{retriever.name}' compares words with regions and has no vectors to index; "
             "use another one, such as 'coder' or 'ranking'"
         )
     return retriever.to(accelerator() or "cpu")
-
-
-def _open_dual_encoder(folder: Path) -> Retriever:
-    family = FAMILIES.get(model_type(folder))
-    if family not in DUAL_ENCODERS:
-        raise RecipeError(f"{folder}: holds a model of type '{model_type(folder)}'; a retriever is CLIP or SigLIP")
-    prefix, name = DUAL_ENCODERS[family]
-    encoder = open_encoder(f"{prefix}:{folder.resolve()}").identity
-    cls = registry.find("retriever", name)
-    retriever: Retriever = cls.make(cls.Settings(), [], DataSettings(source="scenes"), encoder)
-    return retriever.eval()
 
 
 class Reader:

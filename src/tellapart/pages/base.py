@@ -16,6 +16,7 @@ from PIL import Image
 
 from tellapart.data.images import load_image
 from tellapart.data.records import Dataset
+from tellapart.metrics import Interval
 
 THUMBNAIL = 176
 # Letters in a line above a small plot.
@@ -32,6 +33,7 @@ def render(template: str, **values: Any) -> str:
         lstrip_blocks=True,
     )
     environment.filters["shown"] = shown
+    environment.filters["interval"] = shown_interval
     return environment.get_template(template).render(**values)
 
 
@@ -46,6 +48,17 @@ def shown(value: float | None, kind: str) -> str:
         return f"{100 * value:.1f}"
     digits = {"figure": 3, "number": 2, "count": 0}[kind]
     return f"{value:.{digits}f}"
+
+
+def shown_interval(interval: Interval, kind: str) -> str:
+    """An interval below the figure that it is of.
+
+    >>> shown_interval(Interval(0.5, 0.421, 0.579), "percent")
+    '42.1–57.9'
+    """
+    if kind == "percent":
+        return f"{100 * interval.low:.1f}–{100 * interval.high:.1f}"
+    return f"{shown(interval.low, kind)}–{shown(interval.high, kind)}"
 
 
 class Pictures:
@@ -135,6 +148,8 @@ def as_svg(figure: Any) -> str:
 
     figure.tight_layout()
     buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None})
+    figure.savefig(buffer, format="svg", metadata={"Date": None}, transparent=True)
     pyplot.close(figure)
-    return buffer.getvalue()[buffer.getvalue().index("<svg") :]
+    drawn = buffer.getvalue()[buffer.getvalue().index("<svg") :]
+    # Black and white follow the page, which is dark on a dark screen.
+    return drawn.replace("#000000", "currentColor").replace("#ffffff", "var(--paper, #ffffff)")

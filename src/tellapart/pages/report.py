@@ -1,19 +1,22 @@
-"""One self-contained HTML page per comparison: the table, captions side by side, retrieved images, curves."""
+"""One self-contained HTML page per comparison: table, plane, captions, attention, retrieved images, curves."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from tellapart.data.records import Record
 from tellapart.engine.journal import read_journal
 from tellapart.evaluation.compare import ComparedRun, Comparison
 from tellapart.evaluation.evaluate import Evaluation
+from tellapart.evaluation.people import PEOPLE
 from tellapart.files import GENERATOR, check_output, write_json, write_text
 from tellapart.metrics import PairedDifference, holm
 from tellapart.metrics.bootstrap import LEVEL
-from tellapart.pages.base import Pictures, curves, render, shown
+from tellapart.pages.base import TITLE, Pictures, as_svg, curves, plotting, render, shown
+from tellapart.pages.caption_gallery import KINDS, SHOWN, caption_attention, caption_gallery
 
 COLUMNS = [  # figure, heading, what it means, how it is printed
     ("self_retrieval_R@1", "Finds its image", "share of captions that rank their own image first of all", "percent"),
@@ -65,10 +68,16 @@ def check_report_folder(folder: Path) -> None:
     check_output(folder / "comparison.json", "rows", "judge", "control", "treatment", "differences")
 
 
-def write_report(comparison: Comparison, folder: str | Path) -> Path:
+def write_report(comparison: Comparison, folder: str | Path, template: str = "report.html", **values: Any) -> Path:
     """Write `report.html` and `comparison.json` into a folder; gives the page's path.
 
     Existing files of these names are replaced if tellapart wrote them.
+
+    Args:
+        comparison: from `compare`.
+        folder: where the files go.
+        template: the report itself, or a page that extends it.
+        values: what that page asks for.
     """
     folder = Path(folder)
     check_report_folder(folder)
@@ -80,14 +89,17 @@ def write_report(comparison: Comparison, folder: str | Path) -> Path:
     pair = (baseline, treatment)
     found = comparison.differences[treatment.label]
     headline = next(figure for figure in HEADLINES if figure in found)
+    gallery = caption_gallery(pair, comparison.records, pictures)
+    attention = caption_attention(treatment, comparison.records)
     text = render(
-        "report.html",
+        template,
+        **values,
         data=dataset.name,
         images=images,
         captioned=len(comparison.records),
         chance=1 / images,
         columns=_columns(comparison),
-        rows=[(label, evaluation.corpus) for label, evaluation in comparison.evaluations.items()],
+        rows=[(label, one.corpus, one.intervals) for label, one in comparison.evaluations.items()],
         control=comparison.control,
         baseline=baseline.label,
         treatment=treatment.label,
@@ -99,16 +111,53 @@ def write_report(comparison: Comparison, folder: str | Path) -> Path:
             for label, evaluation in comparison.evaluations.items()
             if headline in evaluation.corpus
         ],
-        gained=cards(pair, comparison.records, pictures, gained=True),
-        lost=cards(pair, comparison.records, pictures, gained=False),
+        plane=_plane(comparison, headline),
+        gallery=gallery,
+        shown_pictures=SHOWN,
+        kinds=[
+            *((kind, name, sum(kind in item["places"] for item in gallery)) for kind, name in KINDS.items()),
+            ("", "all of these", len(gallery)),
+        ],
+        attention=attention,
+        sentinel=any(word["share"] is not None for item in attention for word in item["words"]),
         families=_families(pair, comparison.records, pictures),
         queries=_queries(pair, pictures),
-        curves=curves({row.label: read_journal(row.run.folder) for row in comparison.rows}),
+        curves=curves(_journals(comparison)),
         made_from=[(row.label, row.run.recipe) for row in comparison.rows],
     )
     path = folder / "report.html"
     write_text(path, text)
     return path
+
+
+def _journals(comparison: Comparison) -> dict[str, list[dict[str, Any]]]:
+    """The journals of the rows that were trained; of all rows if none was."""
+    found = {row.label: read_journal(row.run.folder) for row in comparison.rows}
+    return {label: rows for label, rows in found.items() if any(row["split"] == "train" for row in rows)} or found
+
+
+def _plane(comparison: Comparison, figure: str) -> str:
+    """Accuracy (CIDEr) against a figure of distinctiveness, with 95 % intervals; nothing with less than two points."""
+    names = ("CIDEr", figure)
+    found = {
+        label: [one.intervals[name] for name in names]
+        for label, one in comparison.evaluations.items()
+        if all(name in one.intervals for name in names)
+    }
+    if len(found) < 2:
+        return ""
+    with plotting() as pyplot:
+        drawing, axis = pyplot.subplots(figsize=(9.6, 3.8))
+        for place, (label, (accuracy, distinctiveness)) in enumerate(found.items()):
+            x, y, colour = accuracy.mean, 100 * distinctiveness.mean, f"C{place % 10}"
+            # Lines, not error bars: the interval of a skewed figure need not hold it.
+            axis.plot([accuracy.low, accuracy.high], [y, y], color=colour, linewidth=1.2)
+            axis.plot([x, x], [100 * distinctiveness.low, 100 * distinctiveness.high], color=colour, linewidth=1.2)
+            axis.plot(x, y, "*" if label == PEOPLE else "o", color=colour, markersize=8, label=label)
+        axis.set_xlabel("CIDEr")
+        axis.set_ylabel(fill(f"{_named(HEADLINES[figure], comparison)}, %", TITLE))
+        axis.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.02, 0.5))
+        return as_svg(drawing)
 
 
 def _named(text: str, comparison: Comparison) -> str:

@@ -48,20 +48,22 @@ def table(told: ToldApart) -> str:
 
 def page(told: ToldApart) -> str:
     """One self-contained page: groups with both captions of each picture. Pictures must be files."""
+    return render("tell-apart.html", pictures=len(told.pictures), skipped=told.skipped, **page_values(told))
+
+
+def page_values(told: ToldApart) -> dict[str, Any]:
+    """What a page says about groups and their pictures."""
     alike = [[_shown(one) for one in group] for group in told.groups if len(group) > 1]
     alone = [_shown(one) for group in told.groups if len(group) == 1 for one in group]
     grouped = [one for group in told.groups if len(group) > 1 for one in group]
-    return render(
-        "tell-apart.html",
-        pictures=len(told.pictures),
-        groups=alike,
-        alone=alone,
-        skipped=told.skipped,
-        ranked_by=told.ranked_by,
-        grouped=len(grouped),
-        first_plain=sum(one.plain_rank == 1 for one in grouped),
-        first=sum(one.rank == 1 for one in grouped),
-    )
+    return {
+        "groups": alike,
+        "alone": alone,
+        "ranked_by": told.ranked_by,
+        "grouped": len(grouped),
+        "first_plain": sum(one.plain_rank == 1 for one in grouped),
+        "first": sum(one.rank == 1 for one in grouped),
+    }
 
 
 def _shown(one: ToldPicture) -> dict[str, Any]:

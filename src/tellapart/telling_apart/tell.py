@@ -22,10 +22,11 @@ from tellapart.describing import Models, own_decoding
 from tellapart.encoders.base import ImageEncoder, accelerator
 from tellapart.errors import DataError
 from tellapart.files import Pieces, cache_folder, digest_of, digest_of_file, is_utf8, read_json
+from tellapart.huggingface.hub import find_usable
 from tellapart.models import model_digest, open_own_encoder
 from tellapart.progress import ProgressLine
 from tellapart.retrievers.base import Retriever, load_retriever
-from tellapart.shipped import find_model, is_shipped
+from tellapart.shipped import is_shipped
 from tellapart.telling_apart.candidates import Task, propose, read_candidates
 from tellapart.telling_apart.endpoint import Endpoint
 from tellapart.telling_apart.groups import group_alike, others_nearest_first, unit_vectors
@@ -238,7 +239,8 @@ class _Models:
 
     def __init__(self, model: Models, retriever: str | Path | None) -> None:
         device = accelerator() or "cpu"
-        self.folders = [find_model(one) for one in ([model] if isinstance(model, str | Path) else model)]
+        named = [model] if isinstance(model, str | Path) else model
+        self.folders = [find_usable(one, "captioner") for one in named]
         captioners = [load_captioner(folder).to(device) for folder in self.folders]
         self.captioner: Decodable = captioners[0] if len(captioners) == 1 else Ensemble(captioners)
         self.decoding = own_decoding(self.folders)
@@ -246,7 +248,7 @@ class _Models:
         self.retriever: Retriever | None = None
         self._retriever_encoder = self.encoder
         if retriever is not None and (retriever != SHIPPED_RETRIEVER or is_shipped(SHIPPED_RETRIEVER)):
-            folder = find_model(retriever)
+            folder = find_usable(retriever, "retriever")
             self.retriever = load_retriever(folder).to(device)
             self.folders.append(folder)
             if self.retriever.encoder != self.captioner.encoder:

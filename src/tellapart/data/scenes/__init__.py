@@ -11,6 +11,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from tellapart.data.scenes.chance import likely, pick, seeded
 from tellapart.data.scenes.drawing import render
 from tellapart.data.scenes.grammar import write_captions
 from tellapart.data.scenes.world import Group, Scene, content, sample_scene, sample_variant
+from tellapart.encoders.base import usable_cores
 from tellapart.errors import DataError
 from tellapart.files import Stored, check_output, lock, read_model, temporary_path, write_text
 
@@ -126,10 +128,16 @@ def write_scenes(
         return target
     with lock(folder / ".lock"):
         _keep_images_of(digest, images, target, records)
-    for done, record in enumerate(records, start=1):
-        write_image(images / f"{record.id}.png", record.scene)
-        if on_progress is not None:
-            on_progress(done, len(records))
+    # Pillow draws and compresses outside of Python's lock, so threads share the work.
+    with ThreadPoolExecutor(usable_cores()) as pool:
+        try:
+            work = pool.map(lambda one: write_image(images / f"{one.id}.png", one.scene), records)
+            for done, _ in enumerate(work, start=1):
+                if on_progress is not None:
+                    on_progress(done, len(records))
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
     data = {"dataset": f"scenes-v{VERSION}", "digest": digest, "images": karpathy_images(records)}
     write_text(target, json.dumps(data))
     return target
