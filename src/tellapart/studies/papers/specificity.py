@@ -94,7 +94,7 @@ def _arms(captioner: str, quoted: Mapping[str, Figures], *changes: str) -> tuple
         start,
         arm("continued", "MLE continued (control)", control=None),
         *(arm(key, name, deviations={} if key in ("cdp", "ccos") else _PAPERS_OWN) for key, name in LOSSES.items()),
-        arm("recommended", "CDP and likelihood"),
+        arm("recommended", "CCos and likelihood"),
     )
     return quote(
         {(start.key if key == "mle" else f"{captioner}-specificity-{key}"): f for key, f in quoted.items()}, *arms
