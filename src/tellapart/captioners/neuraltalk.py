@@ -9,8 +9,9 @@ from pydantic import Field
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
-from tellapart.captioners.base import CaptionerSettings, PictureNorm, Traces, WordLogits, at_tokens, words_before
+from tellapart.captioners.base import CaptionerSettings, PictureNorm, Traces, at_tokens, words_before
 from tellapart.captioners.recurrent import Packing, RecurrentCaptioner
+from tellapart.captioners.words import WordLogits
 from tellapart.encoders.base import EncoderIdentity
 from tellapart.settings import MAX_WIDTH
 from tellapart.text import PAD, Vocabulary

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from tellapart.captioners.base import Captioner, WordLogits
+from tellapart.captioners.base import Captioner
+from tellapart.captioners.words import WordLogits
 from tellapart.text import PAD
 
 
@@ -81,6 +82,9 @@ class RecurrentCaptioner(Captioner):
     def output(self, hidden: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self.predict(self.dropout(hidden))
         return logits
+
+    def word_log_prob(self, hidden: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+        return self.predict.log_prob(self.dropout(hidden), words)
 
 
 @torch.no_grad()

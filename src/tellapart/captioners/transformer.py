@@ -18,10 +18,10 @@ from tellapart.captioners.base import (
     Grouping,
     PictureNorm,
     Traces,
-    WordLogits,
     at_tokens,
     words_before,
 )
+from tellapart.captioners.words import WordLogits
 from tellapart.encoders.base import EncoderIdentity
 from tellapart.settings import MAX_WIDTH
 from tellapart.text import PAD, Vocabulary
@@ -379,6 +379,9 @@ class Transformer(Captioner):
     def output(self, hidden: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self.predict(hidden)
         return logits
+
+    def word_log_prob(self, hidden: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+        return self.predict.log_prob(hidden, words)
 
     def start(self, memory: TransformerMemory, image_of_row: torch.Tensor) -> TransformerState:
         heads, width = self.settings.heads, self.settings.width

@@ -14,11 +14,11 @@ from tellapart.captioners.base import (
     Grouping,
     PictureNorm,
     Traces,
-    WordLogits,
     at_tokens,
     words_before,
 )
 from tellapart.captioners.recurrent import Packing, RecurrentCaptioner, RegionMemory, initialise_gates
+from tellapart.captioners.words import WordLogits
 from tellapart.encoders.base import EncoderIdentity
 from tellapart.settings import MAX_WIDTH
 from tellapart.text import PAD, Vocabulary
