@@ -79,3 +79,13 @@ def test_bfloat16_takes_the_plain_form() -> None:
         rounded = layer.log_prob(hidden, said)
     assert rounded.dtype == torch.float32
     torch.testing.assert_close(rounded, exact, rtol=0.02, atol=0.2)
+
+
+@pytest.mark.parametrize("rows", [0, 1, module.FEW_ROWS, module.FEW_ROWS + 1, 3 * module.CACHED_ROWS + 1])
+def test_log_softmax_of_all_words(rows: int) -> None:
+    layer, hidden = make_layer(83), torch.randn(rows, 24)
+    with torch.no_grad():
+        found = layer.log_softmax(hidden)
+        torch.testing.assert_close(found, layer(hidden).log_softmax(dim=1))
+        found[:, END] = 0.0  # the caller may overwrite it
+    assert layer.log_softmax(hidden).requires_grad

@@ -160,7 +160,7 @@ class AdaptiveAttention(RecurrentCaptioner):
         gates = self.gates_from_word(words) + state.memory.gates[state.image_of_row]
         hidden, cell, sentinel = self._cell(gates + self.gates_from_hidden(state.hidden), state.cell)
         context, _ = self._attend(state.memory, state.image_of_row, hidden, sentinel)
-        log_probs = self.output(context).float().log_softmax(dim=1)
+        log_probs = self.log_probs(context)
         return log_probs, replace(state, hidden=hidden, cell=cell)
 
     def select(self, state: AdaptiveState, rows: torch.Tensor) -> AdaptiveState:

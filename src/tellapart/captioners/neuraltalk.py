@@ -91,7 +91,7 @@ class NeuralTalk(RecurrentCaptioner):
 
     def step(self, state: NeuralTalkState, token: torch.Tensor) -> tuple[torch.Tensor, NeuralTalkState]:
         state = self._advance(state, self.dropout(self.word(token)))
-        return self.output(state.hidden).float().log_softmax(dim=1), state
+        return self.log_probs(state.hidden), state
 
     def select(self, state: NeuralTalkState, rows: torch.Tensor) -> NeuralTalkState:
         return NeuralTalkState(state.hidden[rows], state.cell[rows])

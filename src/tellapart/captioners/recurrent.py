@@ -86,6 +86,10 @@ class RecurrentCaptioner(Captioner):
     def word_log_prob(self, hidden: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
         return self.predict.log_prob(self.dropout(hidden), words)
 
+    def log_probs(self, hidden: torch.Tensor) -> torch.Tensor:
+        """ln p of all words for each hidden state, `[rows, words]` in float32."""
+        return self.predict.log_softmax(self.dropout(hidden))
+
 
 @torch.no_grad()
 def initialise_gates(recurrent: Sequence[torch.Tensor], biases: Sequence[torch.Tensor]) -> None:

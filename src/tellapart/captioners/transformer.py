@@ -395,7 +395,7 @@ class Transformer(Captioner):
         for layer, image, before in zip(self._layers(), state.memory.layers, state.past, strict=True):
             words, now = layer(words, image, grouping, before)
             past.append(now)
-        log_probs = self.output(self.last_of_decoder(words[:, 0])).float().log_softmax(dim=1)
+        log_probs = self.predict.log_softmax(self.last_of_decoder(words[:, 0]))
         return log_probs, TransformerState(state.memory, state.image_of_row, past, state.length + 1)
 
     def select(self, state: TransformerState, rows: torch.Tensor) -> TransformerState:

@@ -166,7 +166,7 @@ class UpDown(RecurrentCaptioner):
         grouping = Grouping.of(state.image_of_row, len(state.memory.regions))
         layers = (lambda states: inputs + self.gates_from_states(states), self.query, self.language_gates)
         state, _ = self._advance(state, len(token), grouping, layers)
-        return self.output(state.language[0]).float().log_softmax(dim=1), state
+        return self.log_probs(state.language[0]), state
 
     def select(self, state: UpDownState, rows: torch.Tensor) -> UpDownState:
         (hidden_1, cell_1), (hidden_2, cell_2) = state.attention, state.language

@@ -17,6 +17,8 @@ NUMBERS_IN_LINE = 16
 # Rows of the [rows, words] table worked on at once: in one product, and while they are in the cache.
 PRODUCT_ROWS = 1024
 CACHED_ROWS = 32
+# With at most so many rows, the product of the weights with the rows is faster than that of the rows with the weights.
+FEW_ROWS = 16
 
 
 class WordLogits(nn.Linear):
@@ -35,6 +37,24 @@ class WordLogits(nn.Linear):
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         return functional.linear(input, self.weight, self.bias + self.impossible)
 
+    def log_softmax(self, hidden: torch.Tensor) -> torch.Tensor:
+        """ln p of all words for each hidden state, `[rows, words]` in float32."""
+        if torch.is_grad_enabled() or not self._is_plain(hidden):
+            return self(hidden).float().log_softmax(dim=1)
+        bias = self.bias + self.impossible
+        if len(hidden) <= FEW_ROWS:
+            return torch.addmm(bias[:, None], self.weight, hidden.t()).t().log_softmax(dim=1)
+        table = _table(hidden, len(hidden), len(bias))
+        torch.addmm(bias, hidden, self.weight.t(), out=table)
+        for part in table.split(CACHED_ROWS):
+            part.copy_(part.log_softmax(dim=1))
+        return table
+
+    def _is_plain(self, hidden: torch.Tensor) -> bool:
+        """Whether the short ways below hold: single precision on a processor."""
+        single = hidden.dtype == self.weight.dtype == torch.float32
+        return single and hidden.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
+
     def log_prob(self, hidden: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
         """ln p of one word for each hidden state, `[rows]` in float32: the log softmax of the logits at these words.
 
@@ -42,8 +62,7 @@ class WordLogits(nn.Linear):
             hidden: `[rows, width]`.
             words: `[rows]`.
         """
-        plain = hidden.device.type == "cpu" and hidden.dtype == self.weight.dtype == torch.float32
-        if not plain or torch.is_autocast_enabled("cpu"):
+        if not self._is_plain(hidden):
             return -functional.cross_entropy(self(hidden).float(), words, reduction="none")
         inputs = hidden, self.weight, self.bias + self.impossible
         kept = torch.is_grad_enabled() and any(one.requires_grad for one in inputs)
