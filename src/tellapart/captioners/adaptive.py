@@ -164,7 +164,8 @@ class AdaptiveAttention(RecurrentCaptioner):
         return log_probs, replace(state, hidden=hidden, cell=cell)
 
     def select(self, state: AdaptiveState, rows: torch.Tensor) -> AdaptiveState:
-        return AdaptiveState(state.memory, state.image_of_row[rows], state.hidden[rows], state.cell[rows])
+        memory, image_of_row = state.memory.of_rows(state.image_of_row[rows])
+        return AdaptiveState(memory, image_of_row, state.hidden[rows], state.cell[rows])
 
     def traces(self, memory: RegionMemory, tokens: torch.Tensor, image_of_row: torch.Tensor) -> Traces:
         states, weights = (at_tokens(values, tokens != PAD) for values in self._run(memory, tokens, image_of_row))

@@ -104,7 +104,7 @@ class Captioner(Model):
 
     @abstractmethod
     def select(self, state: Any, rows: torch.Tensor) -> Any:
-        """The state of these rows, in this order; the memory is shared, not copied."""
+        """The state of these rows, in this order; they share the memory of their images."""
 
     @abstractmethod
     def traces(self, memory: Any, tokens: torch.Tensor, image_of_row: torch.Tensor) -> Traces:
@@ -186,6 +186,16 @@ class PictureNorm(nn.LayerNorm):
             kept = torch.rand(len(input), 1, 1, device=input.device) >= self.picture_dropout
             input = input * kept.to(input.dtype)
         return super().forward(input)
+
+
+def images_left(image_of_row: torch.Tensor, images: int) -> torch.Tensor | None:
+    """The images that still have rows, if a quarter or more have none; else `None`: copying a memory has its cost too.
+
+    >>> images_left(torch.tensor([2, 2, 0]), images=4)
+    tensor([0, 2])
+    """
+    left = torch.bincount(image_of_row, minlength=images).nonzero().squeeze(1)
+    return left if 0 < len(left) <= 0.75 * images else None
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from tellapart.captioners.base import Captioner
+from tellapart.captioners.base import Captioner, images_left
 from tellapart.captioners.words import WordLogits
 from tellapart.text import PAD
 
@@ -71,6 +71,14 @@ class RegionMemory:
     regions: torch.Tensor
     keys: torch.Tensor
     gates: torch.Tensor
+
+    def of_rows(self, image_of_row: torch.Tensor) -> tuple[RegionMemory, torch.Tensor]:
+        """What these rows need, and the image of each row in it: images without rows cost time and leave."""
+        left = images_left(image_of_row, len(self.regions))
+        if left is None:
+            return self, image_of_row
+        memory = RegionMemory(self.regions[left], self.keys[left], self.gates[left])
+        return memory, torch.searchsorted(left, image_of_row)
 
 
 class RecurrentCaptioner(Captioner):

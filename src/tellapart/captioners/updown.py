@@ -170,9 +170,8 @@ class UpDown(RecurrentCaptioner):
 
     def select(self, state: UpDownState, rows: torch.Tensor) -> UpDownState:
         (hidden_1, cell_1), (hidden_2, cell_2) = state.attention, state.language
-        return UpDownState(
-            state.memory, state.image_of_row[rows], (hidden_1[rows], cell_1[rows]), (hidden_2[rows], cell_2[rows])
-        )
+        memory, image_of_row = state.memory.of_rows(state.image_of_row[rows])
+        return UpDownState(memory, image_of_row, (hidden_1[rows], cell_1[rows]), (hidden_2[rows], cell_2[rows]))
 
     def traces(self, memory: RegionMemory, tokens: torch.Tensor, image_of_row: torch.Tensor) -> Traces:
         first, second, weights = (at_tokens(part, tokens != PAD) for part in self._run(memory, tokens, image_of_row))
