@@ -126,13 +126,13 @@ def training(ours: Any, theirs: Any, features: torch.Tensor, equal: bool) -> Run
     before = torch.cat([torch.full((50, 1), START), tokens[:, :-1]], dim=1)
     normal, mean = inputs_of_peer(ours, features)
 
-    def own() -> torch.Tensor:
+    def own() -> Any:
         ours.zero_grad(set_to_none=True)
-        loss: torch.Tensor = -ours.log_prob(ours.encode(features), tokens, image_of_row).sum() / real.sum()
+        loss: Any = -ours.log_prob(ours.encode(features), tokens, image_of_row).sum() / real.sum()
         loss.backward()
         return loss.detach()
 
-    def peer() -> torch.Tensor:
+    def peer() -> Any:
         theirs.zero_grad(set_to_none=True)
         log_probs = theirs(mean, normal, before.view(10, 5, -1))
         # Their criterion: the words' log probabilities times a mask.
@@ -222,7 +222,7 @@ def main() -> None:
         ("AdaptiveAttention", adaptive, peer.AdaAttModel(options)),
     ):
         equal = name == "UpDown"
-        if equal:
+        if isinstance(ours, UpDown):
             copy_updown(ours, theirs)
         runs = training(ours, theirs, features[:10], equal)
         best = cpu_seconds({"ours": runs[0], "peer": runs[1]}, chosen.rounds)
@@ -230,7 +230,7 @@ def main() -> None:
         ours.eval()
         theirs.eval()
         teach_to_end(ours, features)
-        if equal:
+        if isinstance(ours, UpDown):
             copy_updown(ours, theirs)
         runs = searching(ours, theirs, features, equal)
         best = cpu_seconds({"ours": runs[0], "peer": runs[1]}, max(1, chosen.rounds // 2))

@@ -18,11 +18,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "_linear_pointwise": (0, 1)}
 
 
-class Products(TorchDispatchMode):
+class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the matrix products of what runs inside it, by shape: (batch, rows, inner, columns)."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.shapes: Counter[tuple[int, int, int, int]] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -29,7 +29,7 @@ def additive_scores(keys: torch.Tensor, queries: torch.Tensor, score: torch.Tens
     if keys.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
         return torch.tanh(keys[:, None] + queries[:, :, None]) @ score
     kept = torch.is_grad_enabled() and any(one.requires_grad for one in (keys, queries, score))
-    found: torch.Tensor = _AdditiveScores.apply(keys, queries, score, kept)
+    found: torch.Tensor = _AdditiveScores.apply(keys, queries, score, kept)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -54,7 +54,7 @@ class _AdditiveScores(torch.autograd.Function):
         return found
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         # d tanh(x) = 1 - tanh(x)²; the 1 is summed apart, so that only the square runs over the table.
         table, score = ctx.saved_tensors
@@ -102,8 +102,8 @@ class Recurrence:
 
     def __init__(self, biases: torch.Tensor, weight: torch.Tensor, sizes: list[int]) -> None:
         self.inputs: list[torch.Tensor] = []
-        late: torch.Tensor = _LateGradient.apply(biases, weight, self.inputs)
-        self.steps = iter(late.split(sizes))
+        late: torch.Tensor = _LateGradient.apply(biases, weight, self.inputs)  # type: ignore[no-untyped-call]
+        self.steps = iter(torch.split(late, sizes))
         self.weight = weight.detach().t()
         self.kept = torch.is_grad_enabled() and weight.requires_grad
 
@@ -121,7 +121,7 @@ class _LateGradient(torch.autograd.Function):
         return biases.view_as(biases)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         of_weight = None
         if ctx.needs_input_grad[1]:

@@ -19,7 +19,6 @@ from tellapart.captioners.base import (
     PictureNorm,
     Traces,
     at_tokens,
-    images_left,
     words_before,
 )
 from tellapart.captioners.words import WordLogits
@@ -268,14 +267,6 @@ class TransformerMemory:
     layers: list[list[KeysAndValues]]
     images: int
 
-    def of_rows(self, image_of_row: torch.Tensor) -> tuple[TransformerMemory, torch.Tensor]:
-        """What these rows need, and the image of each row in it: images without rows cost time and leave."""
-        left = images_left(image_of_row, self.images)
-        if left is None:
-            return self, image_of_row
-        layers = [[(keys[left], values[left]) for keys, values in layer] for layer in self.layers]
-        return TransformerMemory(layers, len(left)), torch.searchsorted(left, image_of_row)
-
 
 @dataclass(frozen=True)
 class TransformerState:
@@ -409,8 +400,7 @@ class Transformer(Captioner):
 
     def select(self, state: TransformerState, rows: torch.Tensor) -> TransformerState:
         past = [(keys[rows], values[rows]) for keys, values in state.past]
-        memory, image_of_row = state.memory.of_rows(state.image_of_row[rows])
-        return TransformerState(memory, image_of_row, past, state.length)
+        return TransformerState(state.memory, state.image_of_row[rows], past, state.length)
 
     def traces(self, memory: TransformerMemory, tokens: torch.Tensor, image_of_row: torch.Tensor) -> Traces:
         grouping, real = Grouping.of(image_of_row, memory.images), tokens != PAD

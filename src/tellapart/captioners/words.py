@@ -40,13 +40,14 @@ class WordLogits(nn.Linear):
     def log_softmax(self, hidden: torch.Tensor) -> torch.Tensor:
         """ln p of all words for each hidden state, `[rows, words]` in float32."""
         if torch.is_grad_enabled() or not self._is_plain(hidden):
-            return self(hidden).float().log_softmax(dim=1)
+            logits: torch.Tensor = self(hidden)
+            return logits.float().log_softmax(dim=1)
         bias = self.bias + self.impossible
         if len(hidden) <= FEW_ROWS:
             return torch.addmm(bias[:, None], self.weight, hidden.t()).t().log_softmax(dim=1)
         table = _table(hidden, len(hidden), len(bias))
         torch.addmm(bias, hidden, self.weight.t(), out=table)
-        for part in table.split(CACHED_ROWS):
+        for part in torch.split(table, CACHED_ROWS):
             part.copy_(part.log_softmax(dim=1))
         return table
 
@@ -66,7 +67,7 @@ class WordLogits(nn.Linear):
             return -functional.cross_entropy(self(hidden).float(), words, reduction="none")
         inputs = hidden, self.weight, self.bias + self.impossible
         kept = torch.is_grad_enabled() and any(one.requires_grad for one in inputs)
-        found: torch.Tensor = _LogProb.apply(*inputs, words, kept)
+        found: torch.Tensor = _LogProb.apply(*inputs, words, kept)  # type: ignore[no-untyped-call]
         return found
 
 
@@ -90,7 +91,7 @@ class _LogProb(torch.autograd.Function):
             torch.addmm(bias, hidden[here], weight.t(), out=scores)
             own[here] = scores.gather(1, words[here, None]).squeeze(1)
             for part, sums, of_word in zip(
-                *(values.split(CACHED_ROWS) for values in (scores, total[here], own[here])), strict=True
+                *(torch.split(values, CACHED_ROWS) for values in (scores, total[here], own[here])), strict=True
             ):
                 highest = part.amax(dim=1, keepdim=True)
                 torch.sum(part.sub_(highest).exp_(), dim=1, out=sums)
@@ -100,7 +101,7 @@ class _LogProb(torch.autograd.Function):
         return own - total.log()
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         # d ln p / d z_v = [v = w] - exp(z_v - max z) / Σ exp(z - max z)
         hidden, weight, words, table, total = ctx.saved_tensors
