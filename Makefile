@@ -1,6 +1,8 @@
 # Two commands do everything on a fresh machine with Python >= 3.11 (venv) and make:
 #   make demo   captions photographs, tells some apart, trains on scenes; one page
 #   make test   all tests, in a random order; SEED=2 gives another
+# make benchmarks measures the speeds of docs/speed.md. PEER (a checkout of ImageCaptioning.pytorch), PHOTOS (a folder)
+# and RUN (a finished run of a captioner) add the rows that need them.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -12,7 +14,7 @@ PYTEST = $(BIN)/python -m pytest -n auto --maxprocesses 2 --dist loadfile --rand
 OTHER_KERNELS = MKL_ENABLE_INSTRUCTIONS=SSE4_2 MKL_CBWR=COMPATIBLE ATEN_CPU_CAPABILITY=default \
 	ONEDNN_MAX_CPU_ISA=SSE41 OPENBLAS_CORETYPE=Nehalem
 
-.PHONY: demo test test-numerical lint clean
+.PHONY: demo test test-numerical benchmarks lint clean
 
 # Each stamp depends on what it installs from, so a second call installs nothing.
 # torch goes first and pinned: an unpinned one may pull gigabytes of CUDA packages.
@@ -36,6 +38,17 @@ test: $(VENV)/installed-dev
 # The tests that compare floating-point results, as another processor would round them.
 test-numerical: $(VENV)/installed-dev
 	$(OTHER_KERNELS) $(PYTEST) -m numerical
+
+# One after the other, each of a few minutes; rows whose peer or data are missing are skipped and say so.
+benchmarks: $(VENV)/installed-dev
+	$(BIN)/python benchmarks/starting.py
+	$(BIN)/python benchmarks/captioners.py $(if $(PEER),--peer $(PEER)) --rounds 3
+	$(BIN)/python benchmarks/decoding.py --rounds 1 --images 1 64
+	$(BIN)/python benchmarks/contrastive.py --rounds 4
+	$(BIN)/python benchmarks/metrics.py
+	$(if $(shell command -v java),$(BIN)/python benchmarks/meteor.py,@echo "skipped: METEOR (needs Java)")
+	$(if $(PHOTOS),$(BIN)/python benchmarks/folder.py $(PHOTOS),@echo "skipped: a folder of photographs (PHOTOS=FOLDER)")
+	$(if $(RUN),$(BIN)/python benchmarks/self_retrieval.py $(RUN) --images 100,@echo "skipped: self-retrieval (RUN=RUN)")
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from tellapart.captioners.base import WordLogits
+from tellapart.captioners.words import WordLogits
 from tellapart.objectives.memory import NO_IMAGE, KeyQueue, MomentumBank, MomentumEncoder
 from tellapart.text import Vocabulary
 

@@ -14,11 +14,12 @@ from tellapart.captioners.base import (
     Grouping,
     PictureNorm,
     Traces,
-    WordLogits,
     at_tokens,
     words_before,
 )
+from tellapart.captioners.fused import Recurrence, additive_scores
 from tellapart.captioners.recurrent import Packing, RecurrentCaptioner, RegionMemory, initialise_gates
+from tellapart.captioners.words import WordLogits
 from tellapart.encoders.base import EncoderIdentity
 from tellapart.settings import MAX_WIDTH
 from tellapart.text import PAD, Vocabulary
@@ -119,8 +120,8 @@ class AdaptiveAttention(RecurrentCaptioner):
         images, regions, _ = memory.regions.shape
         grouping = Grouping.of(image_of_item, images)
         query = self.query(hidden)
-        seen = torch.tanh(memory.keys[:, None] + grouping.group(query[:, None])[:, :, None])
-        of_regions = grouping.ungroup(self.score(seen).squeeze(-1))[:, 0]
+        scores = additive_scores(memory.keys, grouping.group(query[:, None]), self.score.weight[0])
+        of_regions = grouping.ungroup(scores)[:, 0]
         of_sentinel = self.score(torch.tanh(self.key_of_sentinel(sentinel) + query))
         weights = torch.cat([of_regions, of_sentinel], dim=1).softmax(dim=1)
         context = torch.bmm(grouping.group(weights[:, None, :regions]), memory.regions)
@@ -136,9 +137,10 @@ class AdaptiveAttention(RecurrentCaptioner):
         inputs = self.gates_from_word(words) + memory.gates[image_of_token]
         hidden = cell = inputs.new_zeros(len(tokens), self.settings.hidden)
         hiddens, sentinels = [], []
-        for now in inputs.split(packing.sizes()):
-            gates = now + self.gates_from_hidden(hidden[: len(now)])
-            hidden, cell, sentinel = self._cell(gates, cell[: len(now)])
+        sizes = packing.sizes()
+        gates = Recurrence(inputs, self.gates_from_hidden.weight, sizes)
+        for now in sizes:
+            hidden, cell, sentinel = self._cell(gates(hidden[:now]), cell[:now])
             hiddens.append(hidden)
             sentinels.append(sentinel)
         states, weights = self._attend(memory, image_of_token, torch.cat(hiddens), torch.cat(sentinels))
@@ -158,11 +160,12 @@ class AdaptiveAttention(RecurrentCaptioner):
         gates = self.gates_from_word(words) + state.memory.gates[state.image_of_row]
         hidden, cell, sentinel = self._cell(gates + self.gates_from_hidden(state.hidden), state.cell)
         context, _ = self._attend(state.memory, state.image_of_row, hidden, sentinel)
-        log_probs = self.output(context).float().log_softmax(dim=1)
+        log_probs = self.log_probs(context)
         return log_probs, replace(state, hidden=hidden, cell=cell)
 
     def select(self, state: AdaptiveState, rows: torch.Tensor) -> AdaptiveState:
-        return AdaptiveState(state.memory, state.image_of_row[rows], state.hidden[rows], state.cell[rows])
+        memory, image_of_row = state.memory.of_rows(state.image_of_row[rows])
+        return AdaptiveState(memory, image_of_row, state.hidden[rows], state.cell[rows])
 
     def traces(self, memory: RegionMemory, tokens: torch.Tensor, image_of_row: torch.Tensor) -> Traces:
         states, weights = (at_tokens(values, tokens != PAD) for values in self._run(memory, tokens, image_of_row))

@@ -21,7 +21,7 @@ from torch.nn import functional
 
 from tellapart.models import Model
 from tellapart.settings import ADDED, Section
-from tellapart.text import PAD, START, Vocabulary
+from tellapart.text import PAD, START
 
 
 class CaptionerSettings(Section):
@@ -104,7 +104,7 @@ class Captioner(Model):
 
     @abstractmethod
     def select(self, state: Any, rows: torch.Tensor) -> Any:
-        """The state of these rows, in this order; the memory is shared, not copied."""
+        """The state of these rows, in this order; they share the memory of their images."""
 
     @abstractmethod
     def traces(self, memory: Any, tokens: torch.Tensor, image_of_row: torch.Tensor) -> Traces:
@@ -126,6 +126,10 @@ class Captioner(Model):
         """Teacher-forced logits `[rows, tokens, vocabulary]`; zero at padding."""
         return at_tokens(self.output(self.hidden(memory, tokens, image_of_row)), tokens != PAD)
 
+    def word_log_prob(self, hidden: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+        """ln p of one word for each hidden state, `[rows]` in float32."""
+        return -functional.cross_entropy(self.output(hidden).float(), words, reduction="none")
+
     def log_prob(
         self, memory: Any, tokens: torch.Tensor, image_of_row: torch.Tensor, per_token: bool = False
     ) -> torch.Tensor:
@@ -140,8 +144,7 @@ class Captioner(Model):
         if not len(tokens):  # an empty part of a batch
             return torch.zeros(tokens.shape if per_token else 0, device=tokens.device)
         real = tokens != PAD
-        logits = self.output(self.hidden(memory, tokens, image_of_row))
-        scores = at_tokens(-functional.cross_entropy(logits.float(), tokens[real], reduction="none"), real)
+        scores = at_tokens(self.word_log_prob(self.hidden(memory, tokens, image_of_row), tokens[real]), real)
         return scores if per_token else scores.sum(dim=1)
 
 
@@ -185,21 +188,14 @@ class PictureNorm(nn.LayerNorm):
         return super().forward(input)
 
 
-class WordLogits(nn.Linear):
-    """Hidden states -> logits over the vocabulary; those of `<pad>` and `<start>` are -inf.
+def images_left(image_of_row: torch.Tensor, images: int) -> torch.Tensor | None:
+    """The images that still have rows, if a quarter or more have none; else `None`: copying a memory has its cost too.
 
-    The -inf is added to the bias, which costs no extra pass over the logits.
+    >>> images_left(torch.tensor([2, 2, 0]), images=4)
+    tensor([0, 2])
     """
-
-    def __init__(self, width: int, vocabulary: Vocabulary) -> None:
-        super().__init__(width, len(vocabulary))
-        impossible = torch.zeros(len(vocabulary))
-        impossible[[PAD, START]] = -torch.inf
-        self.register_buffer("impossible", impossible, persistent=False)
-        self.impossible: torch.Tensor
-
-    def forward(self, input: torch.Tensor) -> torch.Tensor:
-        return functional.linear(input, self.weight, self.bias + self.impossible)
+    left = torch.bincount(image_of_row, minlength=images).nonzero().squeeze(1)
+    return left if 0 < len(left) <= 0.75 * images else None
 
 
 @dataclass(frozen=True)

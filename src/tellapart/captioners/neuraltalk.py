@@ -9,8 +9,9 @@ from pydantic import Field
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
-from tellapart.captioners.base import CaptionerSettings, PictureNorm, Traces, WordLogits, at_tokens, words_before
+from tellapart.captioners.base import CaptionerSettings, PictureNorm, Traces, at_tokens, words_before
 from tellapart.captioners.recurrent import Packing, RecurrentCaptioner
+from tellapart.captioners.words import WordLogits
 from tellapart.encoders.base import EncoderIdentity
 from tellapart.settings import MAX_WIDTH
 from tellapart.text import PAD, Vocabulary
@@ -90,7 +91,7 @@ class NeuralTalk(RecurrentCaptioner):
 
     def step(self, state: NeuralTalkState, token: torch.Tensor) -> tuple[torch.Tensor, NeuralTalkState]:
         state = self._advance(state, self.dropout(self.word(token)))
-        return self.output(state.hidden).float().log_softmax(dim=1), state
+        return self.log_probs(state.hidden), state
 
     def select(self, state: NeuralTalkState, rows: torch.Tensor) -> NeuralTalkState:
         return NeuralTalkState(state.hidden[rows], state.cell[rows])

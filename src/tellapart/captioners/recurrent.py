@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from tellapart.captioners.base import Captioner, WordLogits
+from tellapart.captioners.base import Captioner, images_left
+from tellapart.captioners.words import WordLogits
 from tellapart.text import PAD
 
 
@@ -71,6 +72,14 @@ class RegionMemory:
     keys: torch.Tensor
     gates: torch.Tensor
 
+    def of_rows(self, image_of_row: torch.Tensor) -> tuple[RegionMemory, torch.Tensor]:
+        """What these rows need, and the image of each row in it: images without rows cost time and leave."""
+        left = images_left(image_of_row, len(self.regions))
+        if left is None:
+            return self, image_of_row
+        memory = RegionMemory(self.regions[left], self.keys[left], self.gates[left])
+        return memory, torch.searchsorted(left, image_of_row)
+
 
 class RecurrentCaptioner(Captioner):
     """Base of captioners with an LSTM; the output layer reads the hidden state after dropout."""
@@ -81,6 +90,13 @@ class RecurrentCaptioner(Captioner):
     def output(self, hidden: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self.predict(self.dropout(hidden))
         return logits
+
+    def word_log_prob(self, hidden: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+        return self.predict.log_prob(self.dropout(hidden), words)
+
+    def log_probs(self, hidden: torch.Tensor) -> torch.Tensor:
+        """ln p of all words for each hidden state, `[rows, words]` in float32."""
+        return self.predict.log_softmax(self.dropout(hidden))
 
 
 @torch.no_grad()

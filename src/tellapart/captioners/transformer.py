@@ -18,10 +18,10 @@ from tellapart.captioners.base import (
     Grouping,
     PictureNorm,
     Traces,
-    WordLogits,
     at_tokens,
     words_before,
 )
+from tellapart.captioners.words import WordLogits
 from tellapart.encoders.base import EncoderIdentity
 from tellapart.settings import MAX_WIDTH
 from tellapart.text import PAD, Vocabulary
@@ -380,6 +380,9 @@ class Transformer(Captioner):
         logits: torch.Tensor = self.predict(hidden)
         return logits
 
+    def word_log_prob(self, hidden: torch.Tensor, words: torch.Tensor) -> torch.Tensor:
+        return self.predict.log_prob(hidden, words)
+
     def start(self, memory: TransformerMemory, image_of_row: torch.Tensor) -> TransformerState:
         heads, width = self.settings.heads, self.settings.width
         nothing = self.positions.new_zeros(len(image_of_row), heads, 0, width // heads)
@@ -392,7 +395,7 @@ class Transformer(Captioner):
         for layer, image, before in zip(self._layers(), state.memory.layers, state.past, strict=True):
             words, now = layer(words, image, grouping, before)
             past.append(now)
-        log_probs = self.output(self.last_of_decoder(words[:, 0])).float().log_softmax(dim=1)
+        log_probs = self.predict.log_softmax(self.last_of_decoder(words[:, 0]))
         return log_probs, TransformerState(state.memory, state.image_of_row, past, state.length + 1)
 
     def select(self, state: TransformerState, rows: torch.Tensor) -> TransformerState:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -14,16 +15,18 @@ from tellapart.captioners.base import (
     Grouping,
     PictureNorm,
     Traces,
-    WordLogits,
     at_tokens,
     words_before,
 )
+from tellapart.captioners.fused import Recurrence, additive_scores
 from tellapart.captioners.recurrent import Packing, RecurrentCaptioner, RegionMemory, initialise_gates
+from tellapart.captioners.words import WordLogits
 from tellapart.encoders.base import EncoderIdentity
 from tellapart.settings import MAX_WIDTH
 from tellapart.text import PAD, Vocabulary
 
 LstmState = tuple[torch.Tensor, torch.Tensor]  # hidden state and cell, [rows, hidden] each
+Layer = Callable[[torch.Tensor], torch.Tensor]
 
 
 class UpDownSettings(CaptionerSettings):
@@ -105,27 +108,26 @@ class UpDown(RecurrentCaptioner):
         return show * cell.tanh(), cell
 
     def _attend(
-        self, memory: RegionMemory, grouping: Grouping, hidden: torch.Tensor
+        self, memory: RegionMemory, grouping: Grouping, query: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Context `[rows, hidden]` and attention weights `[rows, regions]`."""
-        query = grouping.group(self.query(hidden)[:, None])
-        weights = self.score(torch.tanh(memory.keys[:, None] + query[:, :, None])).squeeze(-1).softmax(dim=2)
+        """Context `[rows, hidden]` and attention weights `[rows, regions]` of queries `[rows, attention]`."""
+        query = grouping.group(query[:, None])
+        weights = additive_scores(memory.keys, query, self.score.weight[0]).softmax(dim=2)
         context = torch.bmm(weights, memory.regions)
         return grouping.ungroup(context)[:, 0], grouping.ungroup(weights)[:, 0]
 
     def _advance(
-        self, state: UpDownState, inputs: torch.Tensor, grouping: Grouping
+        self, state: UpDownState, rows: int, grouping: Grouping, layers: tuple[Layer, Layer, Layer]
     ) -> tuple[UpDownState, torch.Tensor]:
-        """One step of the first `len(inputs)` rows: LSTM₁, attention, LSTM₂."""
-        now = len(inputs)
+        """One step of the first rows: LSTM₁, attention, LSTM₂; the layers give the gates, the query, the gates."""
+        attention_gates, query, language_gates = layers
         (hidden_1, cell_1), (hidden_2, cell_2) = (
-            (hidden[:now], cell[:now]) for hidden, cell in (state.attention, state.language)
+            (hidden[:rows], cell[:rows]) for hidden, cell in (state.attention, state.language)
         )
-        gates = inputs + self.gates_from_states(torch.cat([hidden_2, hidden_1], dim=1))
-        hidden_1, cell_1 = self._cell(gates, cell_1)
-        context, weights = self._attend(state.memory, replace(grouping, place=grouping.place[:now]), hidden_1)
-        gates = self.language_gates(torch.cat([context, hidden_1, hidden_2], dim=1))
-        hidden_2, cell_2 = self._cell(gates, cell_2)
+        hidden_1, cell_1 = self._cell(attention_gates(torch.cat([hidden_2, hidden_1], dim=1)), cell_1)
+        now = replace(grouping, place=grouping.place[:rows])
+        context, weights = self._attend(state.memory, now, query(hidden_1))
+        hidden_2, cell_2 = self._cell(language_gates(torch.cat([context, hidden_1, hidden_2], dim=1)), cell_2)
         return replace(state, attention=(hidden_1, cell_1), language=(hidden_2, cell_2)), weights
 
     def _run(
@@ -137,9 +139,15 @@ class UpDown(RecurrentCaptioner):
         inputs = self.gates_from_word(words) + memory.gates[packing.of_row(image_of_row)]
         state = self.start(memory, image_of_row[packing.order])
         grouping = Grouping.of(state.image_of_row, len(memory.regions))
-        steps = []
-        for now in inputs.split(packing.sizes()):
-            state, weights = self._advance(state, now, grouping)
+        steps, sizes = [], packing.sizes()
+        no_bias = inputs.new_zeros(len(inputs), self.settings.attention)
+        layers = (
+            Recurrence(inputs, self.gates_from_states.weight, sizes),
+            Recurrence(no_bias, self.query.weight, sizes),
+            Recurrence(self.language_gates.bias.expand(len(inputs), -1), self.language_gates.weight, sizes),
+        )
+        for rows in sizes:
+            state, weights = self._advance(state, rows, grouping, layers)
             steps.append((state.attention[0], state.language[0], weights))
         first, second, weights = (packing.by_row(torch.cat(parts)) for parts in zip(*steps, strict=True))
         return first, second, weights
@@ -155,14 +163,15 @@ class UpDown(RecurrentCaptioner):
 
     def step(self, state: UpDownState, token: torch.Tensor) -> tuple[torch.Tensor, UpDownState]:
         inputs = self.gates_from_word(self.dropout(self.word(token))) + state.memory.gates[state.image_of_row]
-        state, _ = self._advance(state, inputs, Grouping.of(state.image_of_row, len(state.memory.regions)))
-        return self.output(state.language[0]).float().log_softmax(dim=1), state
+        grouping = Grouping.of(state.image_of_row, len(state.memory.regions))
+        layers = (lambda states: inputs + self.gates_from_states(states), self.query, self.language_gates)
+        state, _ = self._advance(state, len(token), grouping, layers)
+        return self.log_probs(state.language[0]), state
 
     def select(self, state: UpDownState, rows: torch.Tensor) -> UpDownState:
         (hidden_1, cell_1), (hidden_2, cell_2) = state.attention, state.language
-        return UpDownState(
-            state.memory, state.image_of_row[rows], (hidden_1[rows], cell_1[rows]), (hidden_2[rows], cell_2[rows])
-        )
+        memory, image_of_row = state.memory.of_rows(state.image_of_row[rows])
+        return UpDownState(memory, image_of_row, (hidden_1[rows], cell_1[rows]), (hidden_2[rows], cell_2[rows]))
 
     def traces(self, memory: RegionMemory, tokens: torch.Tensor, image_of_row: torch.Tensor) -> Traces:
         first, second, weights = (at_tokens(part, tokens != PAD) for part in self._run(memory, tokens, image_of_row))

@@ -212,14 +212,21 @@ class _Search:
         images, groups, captions = self.running.shape
         vocabulary, width = log_probs.shape[1], settings.beam // groups
         running = self.running > -torch.inf
+        best = min(2 * width, captions * vocabulary)
+        if groups == 1:
+            # The best of all are among the best of each caption, which are few.
+            of_each, word = log_probs.topk(min(best, vocabulary), dim=1)
+            gained = of_each.new_full((*running.shape, of_each.shape[1]), -torch.inf)
+            gained[running] = self.running[running][:, None] + of_each
+            words = word.new_full(gained.shape, PAD)
+            words[running] = word
+            log_prob, chosen = gained.flatten(2).topk(best, dim=2)
+            caption = chosen // of_each.shape[1]
+            return _Candidates(log_prob, torch.zeros_like(log_prob), caption, words.flatten(2).gather(2, chosen), width)
         own = self.running[running][:, None] + log_probs
         if len(own) < running.numel():
             own = own.new_full((*running.shape, vocabulary), -torch.inf).masked_scatter_(running[..., None], own)
         own = own.view(images, groups, captions, vocabulary)
-        best = min(2 * width, captions * vocabulary)
-        if groups == 1:
-            log_prob, chosen = own.flatten(2).topk(best, dim=2)
-            return _Candidates(log_prob, torch.zeros_like(log_prob), chosen // vocabulary, chosen % vocabulary, width)
         penalty = self.penalty[..., None].expand_as(own).clone()
         used_before = own.new_zeros(images, vocabulary)
         chosen = own.new_zeros(images, groups, best, dtype=torch.long)

@@ -1,0 +1,74 @@
+"""Shared by the benchmarks of speed: CPU times in alternating rounds, the bare cost of a run, and its row of a table.
+
+The bare cost is what the matrix products of a run take alone: each shape as often as the run has it, into memory that
+is there already and starts its rows at cache lines.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+# Operator -> places of its two matrices among the arguments.
+PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "_linear_pointwise": (0, 1)}
+
+
+class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the matrix products of what runs inside it, by shape: (batch, rows, inner, columns)."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.shapes: Counter[tuple[int, int, int, int]] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.split("::")[1]
+        if name in PRODUCTS:
+            one, other = (args[place] for place in PRODUCTS[name])
+            columns = other.shape[0] if name == "_linear_pointwise" else other.shape[-1]
+            batch = one.shape[0] if one.ndim == 3 else 1
+            self.shapes[batch, one.shape[-2], one.shape[-1], columns] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def bare_cost(run: Callable[[], Any], repeats: int = 3) -> float:
+    """CPU seconds of the matrix products of a run alone, the best of some repeats."""
+    with Products() as products:
+        run()
+    total = 0.0
+    for (batch, rows, inner, columns), count in products.shapes.items():
+        if not batch * rows * inner * columns:
+            continue
+        one, other = torch.randn(batch, rows, inner), torch.randn(batch, inner, -(-columns // 16) * 16)
+        found = torch.empty(batch, rows, other.shape[2])
+        times = []
+        for _ in range(repeats + 1):
+            began = time.process_time()
+            torch.bmm(one, other, out=found)
+            times.append(time.process_time() - began)
+        total += count * min(times)
+    return total
+
+
+def cpu_seconds(runs: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+    """The best CPU seconds of each, in alternating rounds; the first round warms up."""
+    best = dict.fromkeys(runs, float("inf"))
+    for number in range(rounds + 1):
+        for name, run in runs.items():
+            began = time.process_time()
+            run()
+            taken = time.process_time() - began
+            if number:
+                best[name] = min(best[name], taken)
+    return best
+
+
+def show(row: str, ours: float, peer: float, bare: float | None = None, note: str = "") -> None:
+    """Print one row: both times, how many times faster ours is, and the share of our time that cannot be avoided."""
+    bound = "" if bare is None else f"  bare {1000 * bare:8.1f} ms ({bare / ours:4.0%} of ours)"
+    text = f"{row:44} ours {1000 * ours:8.1f} ms  peer {1000 * peer:8.1f} ms  ratio {peer / ours:5.2f}{bound}"
+    print(f"{text}  {note}".rstrip(), flush=True)

@@ -1,0 +1,55 @@
+"""Fused parts have the values and gradients of the plain ones."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tellapart.captioners import fused
+from tellapart.captioners.fused import Recurrence, additive_scores
+
+pytestmark = pytest.mark.numerical
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 5, 6), (1, 7, 2, 3), (2, 0, 3, 4), (4, 1, 1, 1)])
+@pytest.mark.parametrize("cached", [1, 40, 100_000])
+def test_additive_scores(shape: tuple[int, int, int, int], cached: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "CACHED", cached)
+    torch.manual_seed(0)
+    images, rows, regions, attention = shape
+    sizes = (images, regions, attention), (images, rows, attention), (attention,)
+    given = [torch.randn(size, dtype=torch.float64, requires_grad=True) for size in sizes]
+    keys, queries, score = given
+    found = additive_scores(*given)
+    expected = (torch.tanh(keys[:, None] + queries[:, :, None]) * score).sum(dim=-1)
+    torch.testing.assert_close(found, expected)
+    with torch.no_grad():
+        torch.testing.assert_close(additive_scores(*given), expected)
+    weights = torch.randn_like(expected)
+    one, other = (torch.autograd.grad((weights * values).sum(), given) for values in (found, expected))
+    torch.testing.assert_close(one, other)
+
+
+def test_recurrence() -> None:
+    torch.manual_seed(0)
+    sizes = [4, 4, 2, 1]
+    given = [torch.randn(size, dtype=torch.float64, requires_grad=True) for size in ((11, 3), (3, 3), (4, 3))]
+    biases, weight, start = given
+
+    def run(late: bool) -> torch.Tensor:
+        layer, steps, state, total = Recurrence(biases, weight, sizes), iter(biases.split(sizes)), start, start.sum()
+        for rows in sizes:
+            before = state[:rows]
+            state = torch.tanh(layer(before) if late else next(steps) + before @ weight.t())
+            total = total + (state**2).sum()
+        return total
+
+    torch.testing.assert_close(run(late=True), run(late=False))
+    one, other = (torch.autograd.grad(run(late), given) for late in (True, False))
+    torch.testing.assert_close(one, other)
+
+
+def test_recurrence_of_a_frozen_weight_keeps_nothing() -> None:
+    layer = Recurrence(torch.zeros(2, 3, requires_grad=True), torch.randn(3, 3), [2])
+    layer(torch.ones(2, 3)).sum().backward()
+    assert layer.inputs == []
