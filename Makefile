@@ -1,6 +1,7 @@
 # Two commands do everything on a fresh machine with Python >= 3.11 (venv) and make:
 #   make demo   pictures -> captions that tell them apart, and a report
 #   make test   all tests, in a random order; SEED=2 gives another
+# Also: make install (only installs), make docs (the site, into site/), make lint.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -12,7 +13,7 @@ PYTEST = $(BIN)/python -m pytest -n auto --maxprocesses 2 --dist loadfile --rand
 OTHER_KERNELS = MKL_ENABLE_INSTRUCTIONS=SSE4_2 MKL_CBWR=COMPATIBLE ATEN_CPU_CAPABILITY=default \
 	ONEDNN_MAX_CPU_ISA=SSE41 OPENBLAS_CORETYPE=Nehalem
 
-.PHONY: demo test test-numerical lint clean
+.PHONY: install demo test test-numerical lint docs clean
 
 # Each stamp depends on what it installs from, so a second call installs nothing.
 # torch goes first and pinned: an unpinned one may pull gigabytes of CUDA packages.
@@ -26,6 +27,8 @@ $(VENV)/installed: pyproject.toml constraints.txt
 $(VENV)/installed-dev: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,metrics]'
 	touch $@
+
+install: $(VENV)/installed
 
 demo: $(VENV)/installed
 	$(BIN)/tellapart demo
@@ -43,5 +46,10 @@ lint: $(VENV)/installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Fails on any warning, such as a link that leads nowhere. Nothing is loaded from other hosts.
+docs: $(VENV)/installed-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "site/index.html"
+
 clean:
-	rm -rf demo build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf demo build dist site .pytest_cache .mypy_cache .ruff_cache
