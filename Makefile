@@ -49,7 +49,7 @@ lint: $(VENV)/installed-dev
 # Fails on any warning, such as a link that leads nowhere. Nothing is loaded from other hosts.
 docs: $(VENV)/installed-dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
-	@echo "site/index.html"
+	@echo "wrote site/index.html; for its search: $(BIN)/python -m http.server --directory site"
 
 clean:
 	rm -rf demo build dist site .pytest_cache .mypy_cache .ruff_cache

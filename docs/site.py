@@ -21,6 +21,8 @@ PAGES = {
     "models/retriever/README.md": "shipped-retriever.md",
 }
 NOTEBOOK, TOUR = "docs/tour.ipynb", "tour.md"
+# A link whose text is the name of a file: on GitHub that says where it leads, on the site a title does.
+NAMED_LINK = re.compile(r"\[[\w/.-]+\.md\]\(([\w/.-]+\.md)(#[\w-]*)?\)")
 # A target of a link or a picture, in Markdown or HTML.
 TARGET = re.compile(r'(\]\(|(?:src|href|srcset)=")([^)"#\s]+)')
 
@@ -41,7 +43,14 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 def with_links(text: str, folder: Path) -> str:
     """A text of this folder with the targets that are pages of the site as the site calls them."""
+    text = NAMED_LINK.sub(lambda found: f"[{_title(found[1], folder)}]({found[1]}{found[2] or ''})", text)
     return TARGET.sub(lambda found: found[1] + _target(found[2], folder), text)
+
+
+def _title(target: str, folder: Path) -> str:
+    path = ROOT / folder / target
+    headings = re.findall(r"^# (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE) if path.is_file() else []
+    return headings[0] if headings else target
 
 
 def _target(target: str, folder: Path) -> str:
