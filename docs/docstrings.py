@@ -1,4 +1,4 @@
-"""An extension of griffe, which reads docstrings for the API pages: the style of our docstrings as it understands it."""
+"""An extension of griffe, which reads docstrings for the API pages: our style as it understands it."""
 
 from __future__ import annotations
 

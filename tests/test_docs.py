@@ -146,7 +146,8 @@ def test_the_api_pages_have_every_public_name(page: str, package: Any) -> None:
 
 @pytest.mark.parametrize("scheme", house.COLOURS)
 def test_the_map_is_drawn_from_the_layers(scheme: str) -> None:
-    assert house.path_of(scheme).read_text(encoding="utf-8") == house.draw(scheme), "run: python tests/support/house.py"
+    stored = house.path_of(scheme).read_text(encoding="utf-8")
+    assert stored == house.draw(scheme), "run: PYTHONPATH=tests python tests/support/house.py"
 
 
 def test_every_box_of_the_map_is_described() -> None:

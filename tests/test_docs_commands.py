@@ -31,6 +31,7 @@ PROGRAM = typer.main.get_command(app)
 STANDS_FOR = {"N": "2", "K": "2", "T": "0.5", "B": "smoke", "i/n": "1/2"}
 SECTIONS = ("data", "captioner", "retriever", "objective", "roles", "start", "negatives", "training", "decoding")
 PYTHON = [block for page in pages() for block in blocks(page) if block.language == "python"]
+MARKED = [block for page in pages() for block in blocks(page) if block.run and not block.mark]
 YAML = [block for page in pages() for block in blocks(page) if block.language == "yaml"]
 COMMANDS = [command for page in pages() for command in commands(page)]
 
@@ -48,7 +49,8 @@ def parsed(words: list[str]) -> tuple[list[str], dict[str, Any]]:
     while hasattr(group, "commands"):
         if not words or words[0].startswith("-") or words[0] not in group.commands:
             named = [word for word in words if not word.startswith("-")]
-            assert group.invoke_without_command and not named, f"'{' '.join(words)}' names no command"
+            complete = group.invoke_without_command and not named
+            assert complete, f"'{' '.join(words)}' names no command"
             break
         names.append(words[0])
         group, words = group.commands[words[0]], words[1:]
@@ -114,9 +116,9 @@ def check_key(key: str) -> None:
     elif rest:
         kind = Recipe.model_fields[section].annotation
         for part in rest:
-            assert isinstance(kind, type) and issubclass(kind, BaseModel), key
-            assert part in kind.model_fields, f"there is no key {key}"
-            kind = kind.model_fields[part].annotation
+            fields = kind.model_fields if isinstance(kind, type) and issubclass(kind, BaseModel) else {}
+            assert part in fields, f"there is no key {key}"
+            kind = fields[part].annotation
 
 
 @pytest.mark.parametrize(
@@ -135,7 +137,8 @@ def test_wrong_keys_are_found(key: str) -> None:
 
 @pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
 def test_keys_of_recipes_in_running_text_exist(page: Path) -> None:
-    for key in re.findall(r"`((?:%s)\.[a-z_.]+)(?:=[^`]*)?`" % "|".join(SECTIONS), page.read_text(encoding="utf-8")):
+    sections = "|".join(SECTIONS)
+    for key in re.findall(rf"`((?:{sections})\.[a-z_.]+)(?:=[^`]*)?`", page.read_text(encoding="utf-8")):
         if not key.endswith((".md", ".py", ".yaml", ".json", ".jsonl", ".html", ".")):
             check_key(key)
 
@@ -148,7 +151,9 @@ def test_other_programs_are_given_what_exists(command: Command) -> None:
         for target in (word for word in words if "=" not in word):
             assert re.search(rf"^{target}:", makefile, re.MULTILINE), f"no target '{target}'"
     elif program == "pip" or program.endswith("/pip"):
-        extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+        extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"][
+            "optional-dependencies"
+        ]
         for names in re.findall(r"(?:tellapart|\.)\[([\w,]+)\]", " ".join(words)):
             assert names == "EXTRA" or set(names.split(",")) <= set(extras), f"no extra '{names}'"
     elif program.endswith(("python", "python3")) and words[0].endswith(".py"):
@@ -216,13 +221,12 @@ def run_block(block: Block) -> None:
         words = tellapart_words(command)
         assert words is not None, f"{block.place}: only commands of tellapart are run"
         sys.argv = ["tellapart", *words]
-        try:
+        with pytest.raises(SystemExit) as done:
             main()
-        except SystemExit as done:
-            assert done.code in (0, None), f"{block.place}: {line}: status {done.code}"
+        assert done.value.code in (0, None), f"{block.place}: {line}: status {done.value.code}"
 
 
-@pytest.mark.parametrize("block", [one for page in pages() for one in blocks(page) if one.run and not one.mark], ids=name_of)
+@pytest.mark.parametrize("block", MARKED, ids=name_of)
 def test_marked_blocks_run(block: Block, photographs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if "photos.lance" in block.text:
         pytest.importorskip("lancedb", reason="the extra index")

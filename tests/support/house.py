@@ -1,4 +1,4 @@
-"""The map of docs/architecture.md, drawn from the layers in pyproject.toml: python tests/support/house.py"""
+"""The map of docs/architecture.md, drawn from the layers: PYTHONPATH=tests python tests/support/house.py"""
 
 from __future__ import annotations
 
@@ -82,9 +82,8 @@ def draw(scheme: str) -> str:
         lines.append(f'<text class="floor" x="{2 * GAP}" y="{y + height / 2 + 5:g}">{escape(title)}</text>')
         for place, name in enumerate(names):
             left, top = LABEL + GAP + place % COLUMNS * (wide + GAP), y + GAP + place // COLUMNS * (BOX + GAP)
-            lines.append(
-                f'<rect x="{left:.1f}" y="{top}" width="{wide:.1f}" height="{BOX}" rx="5" fill="{box}" stroke="{edge}"/>'
-            )
+            size = f'width="{wide:.1f}" height="{BOX}" rx="5"'
+            lines.append(f'<rect x="{left:.1f}" y="{top}" {size} fill="{box}" stroke="{edge}"/>')
             lines.append(f'<text class="name" x="{left + 10:.1f}" y="{top + 19}">{escape(name)}</text>')
             lines.append(f'<text class="word" x="{left + 10:.1f}" y="{top + 36}">{escape(WORDS.get(name, ""))}</text>')
         y += height + GAP
