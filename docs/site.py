@@ -27,6 +27,15 @@ NAMED_LINK = re.compile(r"\[[\w/.-]+\.md\]\(([\w/.-]+\.md)(#[\w-]*)?\)")
 TARGET = re.compile(r'(\]\(|(?:src|href|srcset)=")([^)"#\s]+)')
 
 
+def on_config(config: Any) -> Any:
+    """The pages of docs/results/, which are drawn from scores, follow results.md in the navigation."""
+    drawn = [f"results/{path.name}" for path in sorted((ROOT / "docs" / "results").glob("*.md"))]
+    for entry in config["nav"]:
+        if "Results" in entry:
+            entry["Results"] = ["results.md", *drawn]
+    return config
+
+
 def on_files(files: Files, config: Any) -> Files:
     for source, page in PAGES.items():
         text = (ROOT / source).read_text(encoding="utf-8")

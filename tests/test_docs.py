@@ -44,8 +44,8 @@ def entries(nav: Any) -> list[str]:
 def test_every_page_is_in_the_navigation_once() -> None:
     made = {"index.md", "contributing.md", "changes.md", "security.md", "shipped-captioner.md", "shipped-retriever.md"}
     there = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")} | made | {"tour.md"}
-    named = entries(CONFIG["nav"])
-    assert sorted(named) == sorted(there)
+    drawn = {name for name in there if name.startswith("results/")}  # added by docs/site.py
+    assert sorted(entries(CONFIG["nav"])) == sorted(there - drawn)
 
 
 class Loaded(HTMLParser):

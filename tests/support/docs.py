@@ -45,7 +45,7 @@ def pages() -> list[Path]:
     """Every page that has commands: those of the root, of docs/ and of the shipped models."""
     return [
         *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md")),
-        *sorted((ROOT / "docs").glob("*.md")),
+        *sorted((ROOT / "docs").rglob("*.md")),
         *sorted((ROOT / "models").rglob("README.md")),
     ]
 
