@@ -152,7 +152,7 @@ def test_the_map_is_drawn_from_the_layers(scheme: str) -> None:
 
 def test_every_box_of_the_map_is_described() -> None:
     names = [name for _, names in house.floors() for name in names]
-    assert set(names) == set(house.WORDS), "describe new packages in tests/support/house.py"
+    assert set(names) <= set(house.WORDS), "describe new packages in tests/support/house.py"
 
 
 # --- the notebook -----------------------------------------------------------------------------------------------------

@@ -21,6 +21,8 @@ WORDS = {
     "cli": "parse, call, print",
     "demo": "the demo",
     "studies": "tables of papers",
+    "judging": "people judge captions",
+    "serve": "a page and a service",
     "telling_apart": "groups, distinctive captions",
     "scoring": "pictures for a caption",
     "captioning": "captions of pictures",
@@ -49,6 +51,7 @@ WORDS = {
     "terminal": "tables",
     "registry": "name to class",
     "shipped": "models that come with it",
+    "samples": "photographs to try it",
     "files": "atomic writing, digests",
     "errors": "one message, no traceback",
 }
