@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,10 @@ PAGES = {
     "SECURITY.md": "security.md",
     "models/captioner/README.md": "shipped-captioner.md",
     "models/retriever/README.md": "shipped-retriever.md",
+    "docs/tour.ipynb": "tour.md",
+    "CITATION.cff": "CITATION.cff",
 }
-NOTEBOOK, TOUR = "docs/tour.ipynb", "tour.md"
+NOTEBOOK = ROOT / "docs" / "tour.ipynb"
 # A link whose text is the name of a file: on GitHub that says where it leads, on the site a title does.
 NAMED_LINK = re.compile(r"\[[\w/.-]+\.md\]\(([\w/.-]+\.md)(#[\w-]*)?\)")
 # A target of a link or a picture, in Markdown or HTML.
@@ -37,17 +40,43 @@ def on_config(config: Any) -> Any:
 
 
 def on_files(files: Files, config: Any) -> Files:
-    for source, page in PAGES.items():
-        text = (ROOT / source).read_text(encoding="utf-8")
-        files.append(File.generated(config, page, content=with_links(text, Path(source).parent)))
-    text = with_links(notebook_page(ROOT / NOTEBOOK), Path("docs"))
-    files.append(File.generated(config, TOUR, content=text))
+    for name, page in PAGES.items():
+        source = ROOT / name
+        if source == NOTEBOOK:
+            text = notebook_page(source)  # its link to itself is a download
+        else:
+            text = with_links(source.read_text(encoding="utf-8"), Path(name).parent)
+        files.append(File.generated(config, page, content=text))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Pages of docs/ may link to files of the root, as they do on GitHub."""
-    return markdown if page.file.generated_by else with_links(markdown, Path("docs"))
+    folder = Path("docs", page.file.src_uri).parent
+    return with_wide_lists(markdown if page.file.generated_by else with_links(markdown, folder))
+
+
+def with_wide_lists(text: str) -> str:
+    """Lists as Python-Markdown needs them, where GitHub needs less.
+
+    What belongs to an item is indented by four spaces, and a blank line follows an item of several blocks.
+    """
+    lines: list[str] = []
+    item, blocks, fence = 0, False, False
+    for line in text.splitlines():
+        fence ^= line.startswith("```")
+        begin = None if fence else re.match(r"(- |\d+\. )", line)
+        if begin:
+            if blocks and lines[-1]:
+                lines.append("")
+            item, blocks = len(begin[1]), False
+        elif line and not line.startswith(" " * max(item, 1)):
+            item = 0
+        elif line and item:
+            blocks = blocks or not lines[-1]
+            line = " " * (4 - item) + line
+        lines.append(line)
+    return "\n".join(lines)
 
 
 def with_links(text: str, folder: Path) -> str:
@@ -63,15 +92,15 @@ def _title(target: str, folder: Path) -> str:
 
 
 def _target(target: str, folder: Path) -> str:
-    if ":" in target or target.startswith("/"):
-        return target
+    """Where a file is on the site, seen from a page of this folder; anything else as it is."""
     path = (ROOT / folder / target).resolve()
-    if not path.is_relative_to(ROOT):
+    if ":" in target or not path.is_relative_to(ROOT):
         return target
     name = path.relative_to(ROOT).as_posix()
-    if name == NOTEBOOK:
-        return TOUR
-    return PAGES.get(name) or (name.removeprefix("docs/") if path.exists() else target)
+    place = PAGES.get(name) or (name.removeprefix("docs/") if name.startswith("docs/") else None)
+    if place is None:
+        return target
+    return Path(os.path.relpath(place, folder.relative_to("docs") if folder.parts[:1] == ("docs",) else ".")).as_posix()
 
 
 def notebook_page(path: Path) -> str:

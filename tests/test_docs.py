@@ -11,6 +11,7 @@ import sys
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
 import torch
@@ -49,11 +50,12 @@ def test_every_page_is_in_the_navigation_once() -> None:
 
 
 class Loaded(HTMLParser):
-    """What a browser loads for a page: scripts, styles, pictures, frames. Links that one may follow are not loaded."""
+    """What a browser loads for a page (scripts, styles, pictures, frames), and the links that one may follow."""
 
     def __init__(self) -> None:
         super().__init__()
         self.found: list[str] = []
+        self.links: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         given = {name: value or "" for name, value in attrs}
@@ -61,6 +63,8 @@ class Loaded(HTMLParser):
             self.found += [given.get("src", ""), given.get("srcset", "")]
         if tag == "link" and given.get("rel") != "canonical":
             self.found.append(given.get("href", ""))
+        if tag == "a":
+            self.links.append(given.get("href", ""))
 
 
 @pytest.fixture(scope="module")
@@ -79,12 +83,34 @@ def test_the_site_builds_without_warnings(site: Path) -> None:
     assert {Path(entry).stem for entry in entries(CONFIG["nav"])} <= built
 
 
+def loaded(page: Path) -> Loaded:
+    parser = Loaded()
+    parser.feed(page.read_text(encoding="utf-8"))
+    return parser
+
+
+def test_links_and_pictures_are_there(site: Path) -> None:
+    for page in site.rglob("*.html"):
+        found = loaded(page)
+        for target in (*found.found, *found.links):
+            name = unquote(target.partition("#")[0].partition("?")[0])
+            if name and page.name != "404.html" and not re.match(r"(\w+:|//)", name):
+                assert (page.parent / name).exists(), f"{page.name}: {target}"
+
+
+def test_lists_and_tables_are_understood(site: Path) -> None:
+    """GitHub takes more Markdown than the site does: no list item, table or fence is left as text."""
+    for page in site.rglob("*.html"):
+        text = re.sub(r"<(pre|script|code)\b.*?</\1>", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+        for paragraph in re.findall(r"<(?:p|li)>((?:(?!</?(?:p|li)\b).)*)", text, re.DOTALL):
+            assert not re.search(r"\n\s*(- |\| |\d\. )|```|\|---", paragraph), f"{page.name}: {paragraph[:200]}"
+
+
 def test_pages_load_nothing_from_other_hosts(site: Path) -> None:
     for page in site.rglob("*.html"):
-        parser = Loaded()
-        parser.feed(page.read_text(encoding="utf-8"))
-        assert parser.found
-        assert not [one for one in parser.found if re.match(r"(https?:)?//", one)], page
+        found = loaded(page).found
+        assert found
+        assert not [one for one in found if re.match(r"(https?:)?//", one)], page
     for style in site.rglob("*.css"):
         text = style.read_text(encoding="utf-8")
         assert not re.search(r"(url\(|@import\s*)[\"']?(https?:)?//", text), style
