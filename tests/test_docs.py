@@ -17,6 +17,8 @@ import pytest
 import torch
 import yaml
 
+pytest.importorskip("grimp", reason="comes with import-linter, a dev dependency")
+
 import tellapart
 from support import house, tiny
 from support.docs import ROOT, blocks, pages, table_rows
@@ -28,8 +30,6 @@ from tellapart.recipe import Recipe
 from tellapart.text import PAD, START
 
 DOCS = ROOT / "docs"
-
-
 CONFIG = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))
 
 
