@@ -3,6 +3,7 @@
 #   make test   all tests, in a random order; SEED=2 gives another
 # make benchmarks measures the speeds of docs/speed.md. PEER (a checkout of ImageCaptioning.pytorch), PHOTOS (a folder)
 # and RUN (a finished run of a captioner) add the rows that need them.
+# Also: make install (only installs), make docs (the site, into site/), make lint.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -14,7 +15,7 @@ PYTEST = $(BIN)/python -m pytest -n auto --maxprocesses 2 --dist loadfile --rand
 OTHER_KERNELS = MKL_ENABLE_INSTRUCTIONS=SSE4_2 MKL_CBWR=COMPATIBLE ATEN_CPU_CAPABILITY=default \
 	ONEDNN_MAX_CPU_ISA=SSE41 OPENBLAS_CORETYPE=Nehalem
 
-.PHONY: demo test test-numerical benchmarks lint clean
+.PHONY: install demo test test-numerical benchmarks lint docs clean
 
 # Each stamp depends on what it installs from, so a second call installs nothing.
 # torch goes first and pinned: an unpinned one may pull gigabytes of CUDA packages.
@@ -28,6 +29,8 @@ $(VENV)/installed: pyproject.toml constraints.txt
 $(VENV)/installed-dev: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,metrics]'
 	touch $@
+
+install: $(VENV)/installed
 
 demo: $(VENV)/installed
 	$(BIN)/tellapart demo
@@ -56,5 +59,10 @@ lint: $(VENV)/installed-dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+# Fails on any warning, such as a link that leads nowhere. Nothing is loaded from other hosts.
+docs: $(VENV)/installed-dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
+	@echo "wrote site/index.html; for its search: $(BIN)/python -m http.server --directory site"
+
 clean:
-	rm -rf demo build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf demo build dist site .pytest_cache .mypy_cache .ruff_cache
