@@ -435,9 +435,9 @@ def test_interrupted_writing_is_resumed(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(KeyboardInterrupt):
         write_scenes(tmp_path, 8, 1, 1, on_progress=stop)
     assert not (tmp_path / "dataset.json").exists()
-    assert len(rendered) == 4
+    assert len(rendered) >= 4, "threads may be ahead"
     path = write_scenes(tmp_path, 8, 1, 1)
-    assert len(rendered) == 10
+    assert len(rendered) == 10, "each once"
     before = path.stat().st_mtime_ns
     assert write_scenes(tmp_path, 8, 1, 1) == path
     assert path.stat().st_mtime_ns == before

@@ -19,7 +19,7 @@ from support.huggingface import make_captioner, make_folder
 from tellapart.captioning import caption
 from tellapart.cli import main
 from tellapart.describing import load
-from tellapart.errors import RunError, StoreError
+from tellapart.errors import RecipeError, RunError, StoreError
 from tellapart.huggingface import hub
 from tellapart.index.retriever import open_retriever
 from tellapart.models import read_description
@@ -165,13 +165,13 @@ def test_telling_apart_with_both_from_the_hub(online: Hub, photos: Path) -> None
 @pytest.mark.parametrize(
     ("named", "kind", "message"),
     [
-        (CLIP, "captioner", r"holds a model of type 'clip', and a captioner is needed here; give one of blip, git"),
-        (BLIP, "retriever", r"holds a model of type 'blip', and a retriever is needed here; give one of clip, siglip"),
+        (CLIP, "captioner", r"holds a model of type 'clip'; a captioner is BLIP, GIT or an encoder-decoder"),
+        (BLIP, "retriever", r"holds a model of type 'blip'; a retriever is CLIP or SigLIP"),
         ("someone/nothing", "captioner", r"someone/nothing: the model cannot be read .*check its name and the conn"),
     ],
 )
 def test_another_model_is_one_line(online: Hub, named: str, kind: str, message: str) -> None:
-    with pytest.raises((RunError, StoreError), match=message):
+    with pytest.raises((RecipeError, StoreError), match=message):
         hub.find_usable(named, kind, download=True)
 
 

@@ -17,16 +17,17 @@ from tellapart.data.settings import DataSettings
 from tellapart.encoders import open_encoder
 from tellapart.errors import MissingExtraError, RecipeError, RunError, StoreError
 from tellapart.files import Stored, cache_folder, digest_of, read_model, write_json
-from tellapart.huggingface.folders import FAMILIES, find_folder, model_type, need_transformers, readable
+from tellapart.huggingface.folders import FAMILIES, find_folder, model_type, readable
+from tellapart.huggingface.towers import CAPTIONERS
 from tellapart.models import Model
 from tellapart.shipped import SHIPPED, find_model
 
-# Family of a model -> kind, prefix of its encoder, and its name in the registry.
+# Kind of model -> family -> prefix of its encoder, and its name in the registry.
 MODELS = {
-    **{family: ("captioner", family, f"hf-{family}") for family in ("blip", "git", "encoder-decoder")},
-    "clip": ("retriever", "clip-tokens", "hf-clip"),
-    "siglip": ("retriever", "siglip", "hf-siglip"),
+    "captioner": {family: (family, f"hf-{family}") for family in CAPTIONERS},
+    "retriever": {"clip": ("clip-tokens", "hf-clip"), "siglip": ("siglip", "hf-siglip")},
 }
+USUAL = {"captioner": "BLIP, GIT or an encoder-decoder", "retriever": "CLIP or SigLIP"}
 # A name on the hub, perhaps with a revision.
 _NAME = re.compile(r"(?P<id>[\w][\w.-]*/[\w][\w.-]*)(@(?P<revision>[\w][\w./-]*))?")
 # The only files that are downloaded.
@@ -114,17 +115,12 @@ def find_usable(named: str | Path, kind: str, download: bool = False) -> Path:
     folder = locate(named, download)
     if not is_transformers_folder(folder):
         return find_model(folder)
-    family = FAMILIES.get(model_type(folder))
-    if family not in MODELS or MODELS[family][0] != kind:
-        usual = ", ".join(one for one, (made, _, _) in MODELS.items() if made == kind)
-        raise RunError(
-            f"{folder}: holds a model of type '{model_type(folder)}', and a {kind} is needed here; give one of {usual}"
-        )
+    _names(folder, kind)  # raises if it is of another kind
     # What would be another model: another folder, or other files in it.
     files = [(path.name, *_stamp(path)) for path in sorted(folder.iterdir()) if path.is_file()]
     target = cache_folder() / "huggingface" / "models" / digest_of([str(folder.resolve()), files])[:16]
     if not (target / "model.json").exists():
-        make_from_folder(folder).save_pretrained(target)
+        make_from_folder(folder, kind).save_pretrained(target)
     return target
 
 
@@ -138,18 +134,22 @@ def is_transformers_folder(folder: Path) -> bool:
     return (folder / "config.json").exists() and not any((folder / one).exists() for one in ("model.json", "run.json"))
 
 
-def make_from_folder(folder: Path) -> Model:
+def make_from_folder(folder: Path, kind: str) -> Any:
     """The captioner or retriever that a folder of transformers holds, in eval mode."""
-    need_transformers()
-    family = FAMILIES.get(model_type(folder))
-    if family not in MODELS:
-        raise RecipeError(f"{folder}: holds a model of type '{model_type(folder)}'; known are {', '.join(MODELS)}")
-    kind, prefix, name = MODELS[family]
+    prefix, name = _names(folder, kind)
     cls: Any = registry.find(kind, name)
     encoder = open_encoder(f"{prefix}:{folder.resolve()}").identity
     model: Model = cls.make(cls.Settings(), [], DataSettings(source="scenes"), encoder)
     model.history = _origin(folder)
     return model.eval()
+
+
+def _names(folder: Path, kind: str) -> tuple[str, str]:
+    """Prefix of the encoder, and name in the registry, of the model of this kind in a folder."""
+    family = FAMILIES.get(model_type(folder), "")
+    if family not in MODELS[kind]:
+        raise RecipeError(f"{folder}: holds a model of type '{model_type(folder)}'; a {kind} is {USUAL[kind]}")
+    return MODELS[kind][family]
 
 
 def _origin(folder: Path) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from PIL import Image
 from tellapart.encoders.base import ImageEncoder, accelerator
 from tellapart.errors import RecipeError
 from tellapart.files import digest_of
-from tellapart.huggingface.folders import model_type
 from tellapart.huggingface.hub import is_transformers_folder, make_from_folder
 from tellapart.index.base import Made, Vector
 from tellapart.models import open_own_encoder, weights_digest
@@ -23,9 +22,8 @@ from tellapart.text import UNKNOWN, Vocabulary
 
 def open_retriever(folder: Path) -> Retriever:
     """Load a retriever that has index vectors: from a run or model folder, or from a folder of CLIP or SigLIP."""
-    retriever = make_from_folder(folder) if is_transformers_folder(folder) else load_retriever(folder)
-    if not isinstance(retriever, Retriever):
-        raise RecipeError(f"{folder}: holds a model of type '{model_type(folder)}'; a retriever is CLIP or SigLIP")
+    retriever: Retriever
+    retriever = make_from_folder(folder, "retriever") if is_transformers_folder(folder) else load_retriever(folder)
     if not retriever.has_index_vectors:
         raise RecipeError(
             f"{folder}: the retriever '{retriever.name}' compares words with regions and has no vectors to index; "
