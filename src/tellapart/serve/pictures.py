@@ -1,0 +1,92 @@
+"""Decode uploads safely, and make thumbnails without metadata."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from PIL import Image
+
+from tellapart.data.images import FORMATS, load_image, open_picture
+from tellapart.encoders.base import ImageEncoder
+from tellapart.errors import DataError, shorten
+
+# Longer side of a thumbnail, in pixels, and the quality of its JPEG.
+SIDE, QUALITY = 320, 80
+
+
+class PictureError(DataError):
+    """An upload that is not a picture, with a code for programs: `empty`, `format`, `pixels` or `broken`."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A picture as the models read it.
+
+    Attributes:
+        name: of its file, for people.
+        width, height: of the upright picture.
+        squeezed: for each encoder, in its size.
+    """
+
+    name: str
+    width: int
+    height: int
+    squeezed: tuple[Image.Image, ...]
+
+
+def plain_name(name: str) -> str:
+    r"""The last part of a client's file name, on one line.
+
+    >>> plain_name("C:\\photos\\sea.jpg"), plain_name("../../etc/passwd"), plain_name("")
+    ('sea.jpg', 'passwd', 'picture')
+    """
+    last = PurePosixPath(name.replace("\\", "/").replace("\0", "")).name
+    return shorten("".join(sign for sign in last if sign.isprintable()), 100) or "picture"
+
+
+def open_upload(name: str, content: bytes, encoders: Sequence[ImageEncoder], max_pixels: int) -> Opened:
+    """Decode an upload; its size is checked before."""
+    name = plain_name(name)
+    if not content:
+        raise PictureError("empty", f"{name}: the file is empty; send the picture again")
+    width, height = _size(name, content)
+    if width * height > max_pixels:
+        raise PictureError(
+            "pixels", f"{name}: {width}×{height} pixels are over the limit of {max_pixels:,}; make it smaller"
+        )
+    try:
+        picture = open_picture(content, max(encoder.size for encoder in encoders), name)
+    except DataError as error:
+        raise PictureError("broken", str(error)) from None
+    # A JPEG may have been decoded at a fraction of its size; EXIF may have turned it.
+    turned = picture.width != picture.height and (width > height) != (picture.width > picture.height)
+    sides = (height, width) if turned else (width, height)
+    return Opened(name, *sides, tuple(encoder.squeeze(picture) for encoder in encoders))
+
+
+def _size(name: str, content: bytes) -> tuple[int, int]:
+    """Width and height from the header."""
+    try:
+        with Image.open(io.BytesIO(content), formats=FORMATS) as image:
+            return image.size
+    except Image.DecompressionBombError:
+        raise PictureError("pixels", f"{name}: has too many pixels; make it smaller") from None
+    except (OSError, SyntaxError, ValueError):  # UnidentifiedImageError is an OSError
+        raise PictureError("format", f"{name}: is not a picture in a known format; use {', '.join(FORMATS)}") from None
+
+
+def thumbnail(path: Path, side: int = SIDE) -> bytes:
+    """A small upright JPEG of a file, without its metadata."""
+    picture = load_image(path, at_least=side)
+    picture.thumbnail((side, side))
+    picture.info.clear()  # Pillow would write comments and colour profiles again
+    buffer = io.BytesIO()
+    picture.save(buffer, "JPEG", quality=QUALITY)
+    return buffer.getvalue()
