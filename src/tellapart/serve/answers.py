@@ -183,7 +183,7 @@ class Fetched(BaseModel):
 def failures(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The refusals of an address, for OpenAPI."""
     said = {
-        400: "the form cannot be read",
+        400: "the form or the JSON cannot be read",
         401: "a token is needed",
         403: "from another site, or under a foreign host name",
         404: "not there, or no longer held",

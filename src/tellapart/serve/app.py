@@ -23,7 +23,7 @@ from tellapart.serve import answers
 from tellapart.serve.collection import Collection, Neighbour
 from tellapart.serve.metrics import Metrics
 from tellapart.serve.models import Captioned, Group, Member, Models, ToldUpload, WordRead, pooled
-from tellapart.serve.pictures import Opened, PictureError, open_upload, plain_name, thumbnail
+from tellapart.serve.pictures import Opened, PictureError, Pixels, open_upload, plain_name, thumbnail
 from tellapart.serve.settings import ServeSettings
 from tellapart.serve.uploads import PREFIX, Upload, Uploads
 from tellapart.serve.web import Guard, Refusal, Status, new_app, read_files
@@ -71,8 +71,14 @@ class Service:
             },
             self.metrics.on_batch,
         )
-        self.rooms = {name: Room(settings.queue) for name in ("captions", "tell_apart")}
-        self.rooms |= {name: Room(SMALL_JOBS) for name in ("searches", "thumbnails")}
+        rooms = {
+            "captions": settings.queue,
+            "tell_apart": 4 * MOST_TOLD,
+            "searches": SMALL_JOBS,
+            "thumbnails": SMALL_JOBS,
+        }
+        self.rooms = {name: Room(most) for name, most in rooms.items()}
+        self.pixels = Pixels(settings.max_pixels)
         # Decoding releases Python's lock: these threads use the cores beside the thread of the models.
         self.pool = ThreadPoolExecutor(usable_cores() + 1, "small-jobs")
         self.metrics.watch("uploads_held", "uploads whose features are in memory", lambda: len(self.uploads))
@@ -101,7 +107,7 @@ class Service:
 
     def _open(self, name: str, content: bytes) -> Opened | PictureError:
         try:
-            return open_upload(name, content, self.models.encoders, self.settings.max_pixels)
+            return open_upload(name, content, self.models.encoders, self.pixels)
         except PictureError as error:
             return error
 
@@ -350,7 +356,7 @@ _FILES: dict[str, Any] = {
         },
     }
 }
-_SENT = (408, 413, 422, 503)
+_SENT = (400, 408, 413, 422, 503)
 
 
 def create_app(settings: ServeSettings) -> FastAPI:
@@ -388,7 +394,7 @@ async def _forget(uploads: Uploads) -> None:
 
 
 def _add_captions(app: FastAPI, service: Service) -> None:
-    @app.post("/api/captions", openapi_extra=_FILES, responses=answers.failures(400, 415, *_SENT), tags=["pictures"])
+    @app.post("/api/captions", openapi_extra=_FILES, responses=answers.failures(415, *_SENT), tags=["pictures"])
     async def captions(request: Request) -> answers.Captions:
         """Caption pictures. One that cannot be read has an `error`; the others go on."""
         return await service.caption(await read_files(request, "files", service.settings.max_pictures))
@@ -449,9 +455,11 @@ def _add_operations(app: FastAPI, service: Service) -> None:
             **service.models.about(),
         )
 
-    @app.get("/health", tags=["operation"])
+    @app.get("/health", responses=answers.failures(503), tags=["operation"])
     async def health() -> answers.Health:
         """Whether the service answers requests; needs no token."""
+        if not service.work.alive:
+            raise Refusal(503, "broken", "the thread of the models ended; restart the server")
         return answers.Health(status="stopping" if service.status.stopping else "ok")
 
     @app.get(

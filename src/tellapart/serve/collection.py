@@ -62,20 +62,24 @@ class Collection:
 
     def ranked(self, vector: Vector, count: int, but: Vector) -> tuple[list[Neighbour], int]:
         """The nearest photographs without those that are the same picture as `but`, and the number of all others."""
-        own = float(but @ but)
-        same = {one.id for one in self.nearest(but, COPIES) if one.score >= SAME * own}
+        same = self._same(but)
         found = [one for one in self.nearest(vector, count) if one.id not in same]
         return found, len(self) - len(same)
 
     def others(self, vectors: list[Vector], count: int) -> list[Neighbour]:
-        """The photographs nearest to any of these, best first, without those that are the same picture."""
+        """The photographs nearest to any of these, best first, without those that are the same picture as one."""
+        same = set().union(*map(self._same, vectors))
         best: dict[str, Neighbour] = {}
         for vector in vectors:
-            own = float(vector @ vector)
-            for one in self.nearest(vector, count + 1):
-                if one.score < SAME * own and (one.id not in best or one.score > best[one.id].score):
+            for one in self.nearest(vector, count + len(same)):
+                if one.id not in same and (one.id not in best or one.score > best[one.id].score):
                     best[one.id] = one
         return sorted(best.values(), key=lambda one: -one.score)[:count]
+
+    def _same(self, vector: Vector) -> set[str]:
+        """The ids of photographs that are the same picture."""
+        own = float(vector @ vector)
+        return {one.id for one in self.nearest(vector, COPIES) if one.score >= SAME * own}
 
     def photo(self, id: str) -> Photo:
         """The row with an id; 404 if there is none."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -13,6 +15,8 @@ from tellapart.data.images import FORMATS, load_image, open_picture
 from tellapart.encoders.base import ImageEncoder
 from tellapart.errors import DataError, shorten
 
+# Most passes over the picture in a JPEG; cameras and programs write about ten, and each costs as much as the first.
+MOST_SCANS = 64
 # Longer side of a thumbnail, in pixels, and the quality of its JPEG.
 SIDE, QUALITY = 320, 80
 
@@ -51,16 +55,48 @@ def plain_name(name: str) -> str:
     return shorten("".join(sign for sign in last if sign.isprintable()), 100) or "picture"
 
 
-def open_upload(name: str, content: bytes, encoders: Sequence[ImageEncoder], max_pixels: int) -> Opened:
+class Pixels:
+    """Bounds the memory of decoding: pictures that are decoded at the same time have at most so many pixels.
+
+    Args:
+        most: pixels; a picture may not have more.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._taken = 0
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def take(self, count: int) -> Iterator[None]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._taken + count <= self.most)
+            self._taken += count
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._taken -= count
+                self._changed.notify_all()
+
+
+def open_upload(name: str, content: bytes, encoders: Sequence[ImageEncoder], pixels: Pixels) -> Opened:
     """Decode an upload; its size is checked before."""
     name = plain_name(name)
     if not content:
         raise PictureError("empty", f"{name}: the file is empty; send the picture again")
     width, height = _size(name, content)
-    if width * height > max_pixels:
+    if width * height > pixels.most:
         raise PictureError(
-            "pixels", f"{name}: {width}×{height} pixels are over the limit of {max_pixels:,}; make it smaller"
+            "pixels", f"{name}: {width}×{height} pixels are over the limit of {pixels.most:,}; make it smaller"
         )
+    if content.count(b"\xff\xda") > MOST_SCANS and content.startswith(b"\xff\xd8"):
+        raise PictureError("broken", f"{name}: this JPEG has over {MOST_SCANS} scans; save it again as a plain JPEG")
+    with pixels.take(width * height):
+        return _decode(name, content, encoders, width, height)
+
+
+def _decode(name: str, content: bytes, encoders: Sequence[ImageEncoder], width: int, height: int) -> Opened:
     try:
         picture = open_picture(content, max(encoder.size for encoder in encoders), name)
     except DataError as error:

@@ -10,6 +10,7 @@ import asyncio
 import hmac
 import ipaddress
 import logging
+import re
 import secrets
 import signal
 import socket
@@ -20,9 +21,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
-from tellapart.errors import MissingExtraError, TellapartError
+from tellapart.errors import MissingExtraError, TellapartError, shorten
 
 try:
     import uvicorn
@@ -46,8 +46,8 @@ log = logging.getLogger("tellapart.serve")
 SHORTEST_TOKEN = 16
 # A body that is not wanted is read and dropped for so long: else the sender sees a broken connection, not the answer.
 DROP_SECONDS, DROP_BYTES = 3.0, 64 << 20
-# Seconds that a client may take to send the head of a request, and an idle connection stays open.
-HEAD_SECONDS, IDLE_SECONDS = 10.0, 5
+# Seconds that a client may take to send the head of a request and to take an answer, and an idle connection stays open.
+HEAD_SECONDS, ANSWER_SECONDS, IDLE_SECONDS = 10.0, 30.0, 5
 # Paths that need no token: the page has no data in it.
 OPEN_PATHS = ("/", "/health")
 OPEN_FOLDER = "/static/"
@@ -77,7 +77,7 @@ class Limits:
         body: most bytes of a request.
         bodies: most bytes of all requests at once; more are refused with 503.
         requests: most requests at once.
-        seconds: time to send a body, and to take an answer.
+        seconds: time to send a body.
     """
 
     body: int = 32 << 20
@@ -112,7 +112,8 @@ class Refusal(Exception):
         headers = {} if self.retry_after is None else {"retry-after": str(self.retry_after)}
         if self.status == 401:
             headers["www-authenticate"] = "Bearer"
-        content = {"error": {"code": self.code, "message": self.message, **self.more}}
+        message = shorten(self.message, 500).encode("utf-8", "replace").decode("utf-8")  # it may quote the client
+        content = {"error": {"code": self.code, "message": message, **self.more}}
         return JSONResponse(content, self.status, headers)
 
 
@@ -230,27 +231,32 @@ class _Server(uvicorn.Server):
 
 
 class _Protocol(H11Protocol):
-    """uvicorn's protocol; a connection whose next request does not begin in time is closed (slow senders)."""
+    """uvicorn's protocol; connections are closed whose next request does not begin, or whose answer is not taken."""
 
     _waiting: asyncio.TimerHandle | None = None
+    _writing: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self._wait()
 
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self._waiting is not None and self.cycle is not None and not self.cycle.response_complete:
-            self._waiting.cancel()
-            self._waiting = None
-
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._wait()
 
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._writing = self.loop.call_later(ANSWER_SECONDS, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if self._writing is not None:
+            self._writing.cancel()
+
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._waiting is not None:
-            self._waiting.cancel()
+        for timer in (self._waiting, self._writing):
+            if timer is not None:
+                timer.cancel()
         super().connection_lost(exc)
 
     def _wait(self) -> None:
@@ -259,8 +265,9 @@ class _Protocol(H11Protocol):
         self._waiting = self.loop.call_later(HEAD_SECONDS, self._give_up)
 
     def _give_up(self) -> None:
-        if not self.transport.is_closing():
-            self.transport.close()
+        if self.cycle is None or self.cycle.response_complete:
+            # Not `close`, which would wait until the client has taken the rest of its answer.
+            self.transport.abort()
 
 
 # --- guard ------------------------------------------------------------------------------------------------------------
@@ -305,33 +312,22 @@ class Guard:
                 for name, value in HEADERS.items():
                     headers.setdefault(name, value)
                 headers.setdefault("cache-control", "no-cache" if _is_open(scope["path"]) else "no-store")
-            # A client that does not take its answer would keep it in memory for ever.
-            await asyncio.wait_for(send(message), self.limits.seconds)
+            await send(message)
 
         held = _Held()
         try:
-            try:
-                self._check(scope)
-                body = await self._body(receive, held)
-                if body is not None:
-                    await self.app(scope, _replay(body, receive), answer)
-            except Refusal as refusal:
-                if status:
-                    raise
-                await _refuse(refusal, scope, receive, answer)
-            except TimeoutError:
-                raise
-            except Exception:
-                log.exception("%s %s", scope["method"], scope["path"])
-                if status:
-                    raise
-                await Refusal(500, "internal", "the server made a mistake; its log says more").answer()(
-                    scope, receive, answer
-                )
-        except TimeoutError:  # the answer was not taken; an exception makes uvicorn close the connection
+            self._check(scope)
+            body = await self._body(receive, held)
+            if body is not None:
+                await self.app(scope, _replay(body, receive), answer)
+        except Refusal as refusal:
+            await _refuse(refusal, scope, receive, answer)
+        except Exception:
             if status:
-                raise ConnectionAbortedError("the client does not take its answer") from None
-            raise
+                raise
+            log.exception("%s %s", scope["method"], scope["path"])
+            refusal = Refusal(500, "internal", "the server made a mistake; its log says more")
+            await refusal.answer()(scope, receive, answer)
         finally:
             self._open -= held.open
             self._bytes -= held.bytes
@@ -346,7 +342,7 @@ class Guard:
         if self.token is None and not is_loopback(_host_name(host)):
             raise Refusal(403, "host", "this address is not the server's; open it as http://127.0.0.1:PORT/")
         origin = headers.get("origin")
-        if origin is not None and scope["method"] not in ("GET", "HEAD") and urlsplit(origin).netloc != host:
+        if origin is not None and scope["method"] not in ("GET", "HEAD") and origin.partition("://")[2] != host:
             raise Refusal(403, "origin", "a page of another site may not use this server; open the server's own page")
         if self.token is not None and not _is_open(scope["path"]):
             kind, _, given = headers.get("authorization", "").partition(" ")
@@ -354,7 +350,7 @@ class Guard:
             if kind.lower() != "bearer" or not right:
                 raise Refusal(401, "token", "a token is needed; send the header Authorization: Bearer TOKEN")
         length = headers.get("content-length")
-        if length is not None and (not (length.isascii() and length.isdigit()) or int(length) > self.limits.body):
+        if length is not None and (not re.fullmatch(r"[0-9]{1,15}", length) or int(length) > self.limits.body):
             raise self._too_large()
 
     async def _body(self, receive: Receive, held: _Held) -> bytes | None:

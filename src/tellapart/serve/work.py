@@ -87,6 +87,11 @@ class Work:
         self._thread = threading.Thread(target=self._run, name="models", daemon=True)
         self._thread.start()
 
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread is not None and self._thread.is_alive()
+
     def close(self) -> None:
         """Finish what is waiting, then end the thread."""
         with self._changed:
@@ -100,8 +105,6 @@ class Work:
         loop = asyncio.get_running_loop()
         futures = [loop.create_future() for _ in items]
         with self._changed:
-            if self._closing:
-                raise Refusal(503, "stopping", "the server is about to stop; try again later", retry_after=10)
             self.kinds[name].waiting.extend(zip(items, futures, strict=True))
             self._changed.notify()
         return await asyncio.gather(*futures)
