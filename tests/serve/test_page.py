@@ -126,8 +126,9 @@ def test_drop_pictures_and_read_their_captions(open_page: Open, service: FakeSer
     page.evaluate(
         """text => {
           const data = new DataTransfer();
-          data.items.add(new File([Uint8Array.from(atob(text), sign => sign.charCodeAt(0))], "image.png", {type: "image/png"}));
-          document.body.dispatchEvent(new ClipboardEvent("paste", {clipboardData: data, bubbles: true, cancelable: true}));
+          const bytes = Uint8Array.from(atob(text), sign => sign.charCodeAt(0));
+          data.items.add(new File([bytes], "image.png", {type: "image/png"}));
+          document.body.dispatchEvent(new ClipboardEvent("paste", {clipboardData: data, bubbles: true}));
         }""",
         base64.b64encode(picture("blue", kind="PNG")).decode(),
     )
@@ -316,7 +317,10 @@ def test_export(open_page: Open) -> None:
     name, snippets = download()
     assert name == "alt-text.html"
     parsed = page.evaluate(
-        """text => [...new DOMParser().parseFromString(text, "text/html").images].map(one => [one.getAttribute("src"), one.alt])""",
+        """text => {
+          const images = [...new DOMParser().parseFromString(text, "text/html").images];
+          return images.map(one => [one.getAttribute("src"), one.alt]);
+        }""",
         snippets,
     )
     assert parsed[0] == [RED, '-2+3 <b>red</b> “ball” & "more"']
@@ -539,7 +543,9 @@ def test_parts(open_page: Open) -> None:
         "dom",
         """await (async () => {
       const newest = m.newestOnly();
-      const after = (ms, value) => () => new Promise((resolve, reject) => setTimeout(() => value ? resolve(value) : reject(new Error()), ms));
+      const after = (ms, value) => () => new Promise((resolve, reject) => {
+        setTimeout(() => value ? resolve(value) : reject(new Error()), ms);
+      });
       return Promise.all([newest(after(30, "old")), newest(after(20, null)), newest(after(5, "new"))]);
     })()""",
     )

@@ -1,4 +1,4 @@
-"""A stand-in for `tellapart serve`: the page's files and the same answers, without models. Tests change how it behaves."""
+"""A stand-in for `tellapart serve`: the page's files and answers like the service's, without models."""
 
 from __future__ import annotations
 
@@ -160,7 +160,6 @@ class FakeService:
             "max_pixels": 10**8,
             "max_pictures": 8,
             "max_told": 8,
-            "forget_minutes": 30,
         }
         models = {"captioner": {"name": "coco"}, "retriever": {"name": "coco-retriever"}}
         return {"version": "0.1.0", **models, "collection": held, "limits": limits}

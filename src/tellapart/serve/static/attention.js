@@ -71,6 +71,7 @@ export function pictureView(source, alt) {
   const canvas = make("canvas", { "aria-hidden": "true" });
   const label = make("p", { class: "seen", "aria-hidden": "true" });
   const element = make("div", { class: "view" }, image, canvas, label);
+  image.addEventListener("load", () => element.style.setProperty("--ratio", image.naturalWidth / image.naturalHeight));
   image.addEventListener("error", () => {
     element.classList.add("unseen-picture");
     label.textContent = "This browser cannot show the picture.";

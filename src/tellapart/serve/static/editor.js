@@ -15,12 +15,13 @@ export function openEditor(picture, { pictures, uploads, view, onClose }) {
   const start = bestCaption(picture);
   const newest = newestOnly();
   let before = null; // the rank of the caption as it was
-  let last = null; // the newest answer with its caption
+  let last = null; // the newest answer
 
   const area = make("textarea", { id, rows: "2", maxlength: "500", "aria-describedby": `${id}-rank`, autocapitalize: "none" });
   area.value = start;
   const rank = make("div", { id: `${id}-rank`, class: "change", role: "status" });
   const words = make("div", { class: "said" });
+  const unknown = make("p", { class: "soft unknown" });
   const fetched = make("ul", { class: "strip wide", "aria-label": "Pictures this caption fetches, best first" });
   const keep = make("button", { class: "main" }, "Keep this caption");
   const form = make(
@@ -30,19 +31,33 @@ export function openEditor(picture, { pictures, uploads, view, onClose }) {
     area,
     rank,
     words,
+    unknown,
     make("h4", {}, "It fetches"),
     fetched,
     make("div", { class: "actions" }, keep, make("button", { type: "button", class: "quiet", onclick: () => close(null) }, "Cancel")),
   );
+
+  const written = () => area.value.trim().replace(/\s+/g, " ");
 
   function close(kept) {
     newest.stop();
     onClose(kept);
   }
 
+  const ask = (caption, signal) => {
+    const body = { caption, limit: FETCHED };
+    return uploads.asking(pictures.searched(picture), (ids) => post("api/fetches", { ...body, id: picture.id, ids }, signal));
+  };
+
+  function showRank({ caption, rank: now, of, rank_is_exact: exact }) {
+    rank.replaceChildren(rankLine(changeText(caption === start ? null : before, now, of, exact), now === 1));
+  }
+
   function show(answer) {
-    rank.replaceChildren(rankLine(changeText(before, answer.rank, answer.of, answer.rank_is_exact ?? true), answer.rank === 1));
-    words.replaceChildren(captionWords(last, { label: "Your caption", view, grid: picture.grid }));
+    showRank(answer);
+    words.replaceChildren(captionWords(answer, { label: "Your caption", view, grid: picture.grid }));
+    const strange = answer.words.filter((word) => word.known === false).map((word) => word.word);
+    unknown.textContent = strange.length ? `Not known to the captioner: ${strange.join(", ")}` : "";
     fetched.replaceChildren(
       ...answer.results.map((result) => {
         const own = result.where === "upload" && result.id === picture.id;
@@ -52,25 +67,22 @@ export function openEditor(picture, { pictures, uploads, view, onClose }) {
   }
 
   async function look() {
-    const caption = area.value.trim();
+    const caption = written();
+    if (!form.isConnected) return;
     keep.disabled = !caption;
     if (!caption) {
       newest.stop();
       rank.replaceChildren(make("p", { class: "soft" }, "Write something."));
       words.replaceChildren();
+      unknown.textContent = "";
       fetched.replaceChildren();
       return;
     }
     form.classList.add("asking");
     try {
-      const answer = await newest((signal) => {
-        const ask = (ids) => post("api/fetches", { caption, id: picture.id, limit: FETCHED, ids }, signal);
-        return uploads.asking(pictures.captioned(), ask);
-      });
+      const answer = await newest((signal) => ask(caption, signal));
       if (!answer) return;
-      last = { caption, words: answer.words, grid: answer.grid, rank: answer.rank_is_exact === false ? null : answer.rank, of: answer.of };
-      show(answer);
-      if (caption === start) before = answer.rank;
+      show((last = { caption, ...answer }));
     } catch (error) {
       rank.replaceChildren(make("p", { class: "wrong" }, error.message));
     }
@@ -89,12 +101,21 @@ export function openEditor(picture, { pictures, uploads, view, onClose }) {
   });
   form.addEventListener("submit", (event) => {
     event.preventDefault();
-    const caption = area.value.trim().replace(/\s+/g, " ");
+    const caption = written();
     if (!caption) return;
     const same = caption === start && !picture.edited;
-    close(same ? null : last?.caption === caption ? last : { caption, words: null, rank: null, of: null });
+    const { words: known = null, rank: place = null, of = null, rank_is_exact: exact = true } = last?.caption === caption ? last : {};
+    close(same ? null : { caption, words: known, rank: exact ? place : null, of });
   });
-  look();
+  // What the caption fetches as it is; typing does not stop this question, since ranks are compared with its answer.
+  ask(start).then(
+    (answer) => {
+      before = answer.rank;
+      if (last) showRank(last);
+      else if (written() === start) show((last = { caption: start, ...answer }));
+    },
+    (error) => last ?? rank.replaceChildren(make("p", { class: "wrong" }, error.message)),
+  );
   return {
     element: form,
     focus() {

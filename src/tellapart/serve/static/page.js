@@ -39,13 +39,10 @@ async function start() {
   }
 }
 
-function describe({ version, captioner, retriever, collection, limits }) {
+function describe({ version, captioner, retriever, collection }) {
   at("collection").textContent = collection ? `${plural(collection.pictures, "picture")} in ${collection.name}` : "";
   const models = [captioner?.name && `captions by ${captioner.name}`, retriever?.name && `search by ${retriever.name}`];
   at("about").textContent = [`tellapart ${version}`, ...models].filter(Boolean).join(" · ");
-  if (limits?.forget_minutes) {
-    at("promise").textContent = `Pictures you add are held in the memory of this server and forgotten after ${plural(limits.forget_minutes, "minute")}. They are not stored.`;
-  }
 }
 
 function run(about) {

@@ -1,5 +1,7 @@
 // The pictures a person added, and what is known of each. "change" is fired for one, "list" when some come or go.
 
+const MOST_IDS = 500;
+
 export class Pictures extends EventTarget {
   list = [];
   #number = 0;
@@ -40,6 +42,12 @@ export class Pictures extends EventTarget {
   has = (picture) => this.list.includes(picture);
   byId = (id) => this.list.find((picture) => picture.id === id);
   captioned = () => this.list.filter((picture) => picture.plain);
+
+  /** The newest, and this one: as many as a request may name. */
+  searched(also = null) {
+    const newest = this.captioned().slice(-MOST_IDS);
+    return !also || newest.includes(also) ? newest : [...newest.slice(1), also];
+  }
   selected = () => this.list.filter((picture) => picture.selected);
 }
 

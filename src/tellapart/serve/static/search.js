@@ -2,6 +2,7 @@
 
 import { post } from "./api.js";
 import { at, debounced, make, newestOnly } from "./dom.js";
+import { bestCaption } from "./pictures.js";
 import { plural, shortName } from "./text.js";
 import { resultImage } from "./thumbs.js";
 
@@ -29,7 +30,7 @@ export function setUpSearch({ pictures, uploads, collection, goTo, hear, complai
     asked = { body, title };
     const { query: words, like: model } = body;
     const where = among();
-    const held = where === "collection" ? [] : pictures.captioned();
+    const held = where === "collection" ? [] : pictures.searched();
     const involved = [...new Set(model?.file ? [...held, model] : held)];
     const send = (signal) => {
       const request = { limit: LIMIT, among: where, ids: held.map((picture) => picture.id) };
@@ -59,7 +60,7 @@ export function setUpSearch({ pictures, uploads, collection, goTo, hear, complai
     const picture = result.where === "upload" ? pictures.byId(result.id) : null;
     const image = resultImage(result, pictures);
     image.alt = "";
-    const what = result.caption || (picture && (picture.edited?.caption ?? picture.plain.caption)) || shortName(result.name);
+    const caption = result.caption || (picture && bestCaption(picture));
     return make(
       "li",
       {},
@@ -67,7 +68,7 @@ export function setUpSearch({ pictures, uploads, collection, goTo, hear, complai
         "button",
         { type: "button", title: result.name, onclick: () => (picture ? goTo(picture) : like(result)) },
         image,
-        make("span", { class: "what" }, what),
+        make("span", { class: caption ? "what" : "what file" }, caption || result.name),
         picture ? make("span", { class: "tag" }, "yours") : null,
         make("span", { class: "unseen" }, picture ? ", go to this picture" : ", find pictures like this"),
       ),

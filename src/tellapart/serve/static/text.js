@@ -35,7 +35,7 @@ export function rankText(rank, of) {
 /** How a rank changed by an edit. */
 export function changeText(before, after, of, exact = true) {
   const now = exact ? `${ordinal(after)} of ${count(of)}` : `after the ${ordinal(after - 1)} of ${count(of)}`;
-  if (before === null || before === undefined) return `Now ${now}`;
+  if (before === null) return `Now ${now}`;
   if (before === after) return `Still ${now}`;
   return `${after < before ? "Up" : "Down"} from ${ordinal(before)} to ${now}`;
 }

@@ -59,7 +59,10 @@ export function captionWords(said, { label, view, grid = null }) {
   const keys = (event) => {
     const here = buttons.indexOf(document.activeElement);
     const to = { ArrowRight: here + 1, ArrowLeft: here - 1, Home: 0, End: buttons.length - 1 }[event.key];
-    if (event.key === "Escape" && pinned) pinned.click();
+    if (event.key === "Escape" && pinned) {
+      event.stopPropagation(); // an editor around it stays open
+      pinned.click();
+    }
     if (to === undefined || event.altKey || event.ctrlKey || event.metaKey) return;
     event.preventDefault();
     buttons[Math.min(buttons.length - 1, Math.max(0, to))].focus();
