@@ -7,7 +7,9 @@ import csv
 import io
 import json
 import shutil
+import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ if not shutil.which("chromium"):
 from playwright.sync_api import Browser, Locator, Page, expect  # noqa: E402
 
 from support.fake_service import FakeService, picture  # noqa: E402
+from tellapart.serve import web  # noqa: E402
 
 Open = Callable[..., Page]
 RED, GREEN, BLUE = "red.jpg", "green.jpg", "blue.jpg"
@@ -462,6 +465,56 @@ def test_accessible_and_fits(open_page: Open, width: int, scheme: str) -> None:
     check("everything open")
     page.get_by_role("button", name="Export").first.click()
     check("export")
+
+
+def test_with_the_service_itself(browser: Browser, tmp_path: Path) -> None:
+    """The real service with tiny models: what the stand-in answers is what the page gets."""
+    pytest.importorskip("lancedb", reason="comes with the extra 'index'")
+    import uvicorn
+
+    from support.services import make_settings, picture_bytes
+    from tellapart.serve.app import create_app
+
+    opened = web.listen("127.0.0.1", 0)
+    server = uvicorn.Server(uvicorn.Config(create_app(make_settings(tmp_path)), ws="none", log_level="warning"))
+    running = threading.Thread(target=server.run, kwargs={"sockets": [opened]})
+    running.start()
+    try:
+        page = browser.new_page()
+        errors: list[str] = []
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.goto(web.address_of(opened))
+        expect(page.get_by_text("12 pictures in photos.lance")).to_be_visible()
+        pictures = [(f"photo-{seed}.png", picture_bytes(seed)) for seed in range(2)] + [("broken.png", b"no picture")]
+        page.locator("#files").set_input_files(
+            [{"name": name, "mimeType": "image/png", "buffer": content} for name, content in pictures]
+        )
+        expect(page.locator(".distinctive .rank")).to_have_count(2, timeout=20_000)
+        thumbnails = card(page, "photo-0.png").locator(".strip img")
+        others = thumbnails.count()  # at most nine; copies of the picture are left out
+        assert others > 3
+        expect(card(page, "photo-0.png").locator(".distinctive .rank")).to_contain_text(f" of {others + 1}")
+        assert thumbnails.first.evaluate("async one => (await one.decode(), one.naturalWidth)") > 0
+        expect(card(page, "broken.png").locator(".wrong")).not_to_be_empty()
+        expect(card(page, "photo-0.png").locator(".plain .caption")).not_to_be_empty()
+        page.get_by_role("searchbox").fill("red")
+        expect(page.locator("#results li")).to_have_count(14)
+        page.get_by_role("button", name="Select all").click()
+        page.get_by_role("button", name="Tell apart").click()
+        expect(page.locator("#told-pictures li")).to_have_count(2, timeout=20_000)
+        others = page.locator("#told-against img").count()
+        expect(page.locator("#told-pictures .rank").first).to_contain_text(f" of {others + 2}")
+        card(page, "photo-1.png").get_by_role("button", name="Edit").click()
+        card(page, "photo-1.png").get_by_label("Your caption", exact=True).fill("a dog xyzzy")
+        expect(page.locator(".change")).to_contain_text("Now")  # the untrained captioner has no words to compare with
+        expect(page.locator(".unknown")).to_contain_text("xyzzy")
+        page.locator(".editor .word").first.hover()
+        expect(card(page, "photo-1.png").locator(".view")).to_have_class("view shaded")
+        assert not errors
+        page.close()
+    finally:
+        server.should_exit = True
+        running.join()
 
 
 def test_parts(open_page: Open) -> None:

@@ -108,14 +108,17 @@ export function openEditor(picture, { pictures, uploads, view, onClose }) {
     close(same ? null : { caption, words: known, rank: exact ? place : null, of });
   });
   // What the caption fetches as it is; typing does not stop this question, since ranks are compared with its answer.
-  ask(start).then(
-    (answer) => {
+  async function compare() {
+    try {
+      const answer = await ask(start);
       before = answer.rank;
       if (last) showRank(last);
       else if (written() === start) show((last = { caption: start, ...answer }));
-    },
-    (error) => last ?? rank.replaceChildren(make("p", { class: "wrong" }, error.message)),
-  );
+    } catch (error) {
+      if (!last) rank.replaceChildren(make("p", { class: "wrong" }, error.message));
+    }
+  }
+  if (start) compare();
   return {
     element: form,
     focus() {

@@ -12,6 +12,7 @@ const GRID = [7, 7];
 export function captionWords(said, { label, view, grid = null }) {
   const cells = said.grid ?? grid ?? GRID;
   const words = said.words?.length ? said.words : said.caption.split(/\s+/).map((word) => ({ word }));
+  if (!said.caption) return make("p", { class: "caption soft" }, "(no words)");
   if (!words.some((word) => hasMap(word, cells))) {
     return make("p", { class: "caption" }, ...spaced(words.map((word) => (word.distinguishing ? make("mark", {}, ...marked(word)) : word.word))));
   }
