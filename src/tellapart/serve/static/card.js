@@ -102,7 +102,7 @@ export function makeCard(picture, context) {
       return;
     }
     if (state === "failed") {
-      const again = picture.error.code === "unreachable" || picture.error.status >= 429;
+      const again = "status" in picture.error; // the request failed, not the file
       says.replaceChildren(
         make("p", { class: "wrong" }, picture.error.message),
         make("div", { class: "actions" }, again ? action("Try again", () => context.uploads.again(picture)) : null, action("Remove", () => context.onRemove(picture), named("Remove"))),

@@ -8,7 +8,7 @@ export const COLUMNS = ["id", "caption", "words", "source", "plain", "rank", "pl
 const ENDS = { csv: "captions.csv", jsonl: "captions.jsonl", html: "alt-text.html" };
 const KINDS = { csv: "text/csv", jsonl: "application/jsonl", html: "text/html" };
 
-/** One row for each picture that has a caption. `rank` and `of` are of the caption in the row. */
+/** One row for each picture that has a caption. An edited caption is ranked among more pictures than the plain one. */
 export function rows(pictures) {
   return pictures
     .filter((picture) => picture.plain)
@@ -22,7 +22,7 @@ export function rows(pictures) {
         source: edited ? "edited" : told ? "distinctive" : "plain",
         plain: plain.caption,
         rank: ranked.rank ?? null,
-        plain_rank: told?.plain.rank ?? null,
+        plain_rank: edited ? null : (told?.plain.rank ?? null),
         of: ranked.of ?? null,
       };
     });

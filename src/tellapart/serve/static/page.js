@@ -149,15 +149,18 @@ function run(about) {
   }
 
   const carriesFiles = (event) => [...(event.dataTransfer?.types ?? [])].includes("Files");
-  let inside = 0;
-  const over = (inside_) => at("drop").classList.toggle("over", inside_);
-  document.addEventListener("dragenter", (event) => carriesFiles(event) && over(++inside > 0));
-  document.addEventListener("dragleave", (event) => carriesFiles(event) && over(--inside > 0));
+  let inside = 0; // elements of the page that the pointer entered and did not leave
+  const over = (entered) => {
+    inside = entered;
+    at("drop").classList.toggle("over", inside > 0);
+  };
+  document.addEventListener("dragenter", (event) => carriesFiles(event) && over(inside + 1));
+  document.addEventListener("dragleave", (event) => carriesFiles(event) && over(inside - 1));
   document.addEventListener("dragover", (event) => carriesFiles(event) && event.preventDefault());
   document.addEventListener("drop", (event) => {
     if (!carriesFiles(event)) return;
     event.preventDefault();
-    over((inside = 0) > 0);
+    over(0);
     const folders = [...event.dataTransfer.items].filter((item) => item.webkitGetAsEntry?.()?.isDirectory);
     if (folders.length) complain("Folders cannot be dropped here. Open the folder and drop the pictures in it.");
     const names = folders.map((item) => item.webkitGetAsEntry().name);

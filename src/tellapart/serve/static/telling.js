@@ -41,7 +41,7 @@ export class Telling {
       for (const found of answer.groups) this.#apply(found);
       return answer;
     } catch (error) {
-      for (const picture of group) this.pictures.set(picture, { tellError: error.message });
+      for (const picture of group) this.pictures.set(picture, { tellError: picture.told ? null : error.message });
       throw error;
     } finally {
       for (const picture of group) this.pictures.set(picture, { telling: false });
