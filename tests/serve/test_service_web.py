@@ -107,7 +107,8 @@ def test_too_large_by_header_and_by_stream(client: TestClient, monkeypatch: pyte
 
 def test_too_many_and_no_and_wrong_files(client: TestClient) -> None:
     assert code(client.post("/api/sizes", files=as_files(b"1", b"2", b"3"))) == (413, "too_many")
-    assert code(client.post("/api/sizes", files={"other": b"1"})) == (422, "no_files")
+    assert code(client.post("/api/sizes", files={"other": b"1"})) == (422, "field")
+    assert code(client.post("/api/sizes", files={"files": (None, b"text")})) == (422, "no_files")
     assert code(client.post("/api/sizes", data={"files": "text"})) == (415, "type")
     assert code(client.post("/api/sizes", content=b"x")) == (415, "type")
     form = {"content-type": "multipart/form-data; boundary=x"}

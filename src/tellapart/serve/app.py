@@ -340,23 +340,14 @@ def _merge(uploads: list[answers.Result], near: list[Neighbour], limit: int) -> 
 
 # --- addresses --------------------------------------------------------------------------------------------------------
 
-_FILES: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "required": ["files"],
-                    "properties": {
-                        "files": {"type": "array", "minItems": 1, "items": {"type": "string", "format": "binary"}}
-                    },
-                }
-            }
-        },
-    }
-}
 _SENT = (400, 408, 413, 422, 503)
+
+
+def _files(most: int) -> dict[str, Any]:
+    """The form of an upload, for OpenAPI."""
+    files = {"type": "array", "minItems": 1, "maxItems": most, "items": {"type": "string", "format": "binary"}}
+    form = {"type": "object", "required": ["files"], "properties": {"files": files}, "additionalProperties": False}
+    return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": form}}}}
 
 
 def create_app(settings: ServeSettings) -> FastAPI:
@@ -394,10 +385,12 @@ async def _forget(uploads: Uploads) -> None:
 
 
 def _add_captions(app: FastAPI, service: Service) -> None:
-    @app.post("/api/captions", openapi_extra=_FILES, responses=answers.failures(415, *_SENT), tags=["pictures"])
+    most = service.settings.max_pictures
+
+    @app.post("/api/captions", openapi_extra=_files(most), responses=answers.failures(415, *_SENT), tags=["pictures"])
     async def captions(request: Request) -> answers.Captions:
         """Caption pictures. One that cannot be read has an `error`; the others go on."""
-        return await service.caption(await read_files(request, "files", service.settings.max_pictures))
+        return await service.caption(await read_files(request, "files", most))
 
     @app.post("/api/tell-apart", responses=answers.failures(404, *_SENT), tags=["pictures"])
     async def tell_apart(asked: answers.TellApart) -> answers.Told:

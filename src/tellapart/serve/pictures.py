@@ -17,6 +17,8 @@ from tellapart.errors import DataError, shorten
 
 # Most passes over the picture in a JPEG; cameras and programs write about ten, and each costs as much as the first.
 MOST_SCANS = 64
+# How files in the formats begin.
+SIGNATURES = (b"\xff\xd8", b"\x89PNG", b"RIFF")
 # Longer side of a thumbnail, in pixels, and the quality of its JPEG.
 SIDE, QUALITY = 320, 80
 
@@ -115,6 +117,8 @@ def _size(name: str, content: bytes) -> tuple[int, int]:
     except Image.DecompressionBombError:
         raise PictureError("pixels", f"{name}: has too many pixels; make it smaller") from None
     except (OSError, SyntaxError, ValueError):  # UnidentifiedImageError is an OSError
+        if content.startswith(SIGNATURES):
+            raise PictureError("broken", f"{name}: this picture is broken; replace or remove it") from None
         raise PictureError("format", f"{name}: is not a picture in a known format; use {', '.join(FORMATS)}") from None
 
 

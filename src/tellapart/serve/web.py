@@ -514,6 +514,9 @@ async def read_files(request: Request, field: str, most: int) -> list[tuple[str,
         if "Too many files" in error.message:
             raise Refusal(413, "too_many", f"send at most {most} files at once") from None
         raise Refusal(400, "form", f"the form cannot be read ({error.message}); send multipart/form-data") from None
+    unknown = [name for name in form if name != field]
+    if unknown:
+        raise Refusal(422, "field", f"the form has a field '{shorten(unknown[0], 40)}'; send files in '{field}' only")
     files = [one for one in form.getlist(field) if isinstance(one, UploadFile)]
     if not files:
         raise Refusal(422, "no_files", f"no file is in the field '{field}'; send at least one")

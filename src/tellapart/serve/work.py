@@ -83,6 +83,7 @@ class Work:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
+        assert not self.alive, "one thread runs the models"
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="models", daemon=True)
         self._thread.start()
@@ -96,7 +97,7 @@ class Work:
         """Finish what is waiting, then end the thread."""
         with self._changed:
             self._closing = True
-            self._changed.notify()
+            self._changed.notify_all()
         if self._thread is not None:
             self._thread.join()
 
