@@ -95,6 +95,14 @@ def test_captions_are_those_of_the_library(client: TestClient, settings: ServeSe
             assert sum(word["attention"]) <= 1.001
 
 
+def test_captions_without_words(client: TestClient) -> None:
+    (with_words,) = send(client, PICTURES[1])
+    answer = client.post("/api/captions?words=false", files=as_files(PICTURES[1]))
+    (one,) = answer.json()["pictures"]
+    assert one["words"] == []
+    assert (one["caption"], one["grid"]) == (with_words["caption"], [2, 2])
+
+
 def test_a_broken_picture_does_not_spoil_the_others(client: TestClient) -> None:
     good, broken, empty, text = send(client, PICTURES[0], PICTURES[0][:60], b"", b"no picture")
     assert good["error"] is None

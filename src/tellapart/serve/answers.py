@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
+from fastapi import Query
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from tellapart.serve.settings import LONGEST_TEXT, MOST_IDS
@@ -11,6 +12,7 @@ from tellapart.serve.settings import LONGEST_TEXT, MOST_IDS
 Id = Annotated[str, StringConstraints(min_length=1, max_length=64)]
 Text = Annotated[str, StringConstraints(min_length=1, max_length=LONGEST_TEXT, pattern=r"\S")]
 UploadIds = Annotated[list[Id], Field(max_length=MOST_IDS, description="ids of the uploads to look at")]
+WithWords = Annotated[bool, Query(description="false: without words and attention, which is faster")]
 Among = Literal["collection", "uploads", "both"]
 
 

@@ -91,11 +91,11 @@ class Service:
 
     # --- captions -----------------------------------------------------------------------------------------------------
 
-    async def caption(self, files: Sequence[tuple[str, bytes]]) -> answers.Captions:
+    async def caption(self, files: Sequence[tuple[str, bytes]], words: bool) -> answers.Captions:
         with self.rooms["captions"].take(len(files)):
             opened = await asyncio.gather(*(self.in_pool(self._open, name, content) for name, content in files))
             readable = [one for one in opened if isinstance(one, Opened)]
-            captioned = iter(await self.work.do("captions", readable))
+            captioned = iter(await self.work.do("captions", [(one, words) for one in readable]))
         pictures = []
         for (name, _), one in zip(files, opened, strict=True):
             if isinstance(one, Opened):
@@ -103,7 +103,7 @@ class Service:
             else:
                 self.metrics.on_broken(one.code)
                 pictures.append(_broken(name, one))
-        return answers.Captions.model_construct(pictures=pictures)
+        return answers.Captions(pictures=pictures)
 
     def _open(self, name: str, content: bytes) -> Opened | PictureError:
         try:
@@ -388,9 +388,9 @@ def _add_captions(app: FastAPI, service: Service) -> None:
     most = service.settings.max_pictures
 
     @app.post("/api/captions", openapi_extra=_files(most), responses=answers.failures(415, *_SENT), tags=["pictures"])
-    async def captions(request: Request) -> answers.Captions:
+    async def captions(request: Request, words: answers.WithWords = True) -> answers.Captions:
         """Caption pictures. One that cannot be read has an `error`; the others go on."""
-        return await service.caption(await read_files(request, "files", most))
+        return await service.caption(await read_files(request, "files", most), words)
 
     @app.post("/api/tell-apart", responses=answers.failures(404, *_SENT), tags=["pictures"])
     async def tell_apart(asked: answers.TellApart) -> answers.Told:

@@ -170,22 +170,22 @@ class Models:
         return list(zip(grids[0], grids[-1], strict=True))
 
     @torch.no_grad()
-    def caption(self, pictures: Sequence[Opened]) -> list[Captioned]:
-        """Caption pictures."""
+    def caption(self, asked: Sequence[tuple[Opened, bool]]) -> list[Captioned]:
+        """Caption pictures; those that ask for it, with their words."""
+        pictures = [picture for picture, _ in asked]
         grids = self.encode([one.squeezed for one in pictures])
         describer = self.describer
-        found = decode(describer.captioner, self.tensor([own for own, _ in grids]), describer.decoding)
-        captions = [several[0] for several in found]
-        words = self.read_captions([(own, one.caption) for (own, _), one in zip(grids, captions, strict=True)])
-        return [
-            # Copies, so that an upload does not keep the whole batch in memory.
-            Captioned(
-                Upload(picture.name, caption.caption, own.copy(), other.copy()),
-                caption.log_prob,
-                read.words,
-            )
-            for picture, (own, other), caption, read in zip(pictures, grids, captions, words, strict=True)
-        ]
+        several = decode(describer.captioner, self.tensor([own for own, _ in grids]), describer.decoding)
+        captions = [one[0] for one in several]
+        pairs = [(own, one.caption) for (own, _), one in zip(grids, captions, strict=True)]
+        wanted = [pair for pair, (_, with_words) in zip(pairs, asked, strict=True) if with_words]
+        read = iter(self.read_captions(wanted) if wanted else [])
+        found = []
+        for (picture, with_words), (own, other), caption in zip(asked, grids, captions, strict=True):
+            own = own.copy()  # so that an upload does not keep the whole batch in memory
+            upload = Upload(picture.name, caption.caption, own, own if len(self.encoders) == 1 else other.copy())
+            found.append(Captioned(upload, caption.log_prob, next(read).words if with_words else []))
+        return found
 
     @torch.no_grad()
     def read_captions(self, pairs: Sequence[tuple[Features, str]]) -> list[CaptionRead]:

@@ -326,8 +326,8 @@ class Guard:
             if status:
                 raise
             log.exception("%s %s", scope["method"], scope["path"])
-            refusal = Refusal(500, "internal", "the server made a mistake; its log says more")
-            await refusal.answer()(scope, receive, answer)
+            mistake = Refusal(500, "internal", "the server made a mistake; its log says more")
+            await mistake.answer()(scope, receive, answer)
         finally:
             self._open -= held.open
             self._bytes -= held.bytes
