@@ -7,34 +7,35 @@ const SIDE = 72; // pixels of the shade's longer side; the browser stretches it 
 const DARKEST = 0.78;
 
 /**
- * How dark each point of the shade is, 0 (clear) to 1 (no attention), row by row.
- * The grid's values are those at the middle of its cells; between them a smooth curve is drawn.
+ * How dark each point of the shade is, 0 (clear) to 1 (least attention), row by row. Cells have soft edges: a cubic
+ * B-spline goes through the grid, since hard or linear ones would look like something in the picture.
  * @param {number[]} attention row by row
  * @param {[number, number]} grid rows, columns
  */
 export function shade(attention, [rows, columns], width, height) {
-  const most = Math.max(...attention);
-  const least = Math.min(...attention);
-  const spread = most - least;
-  const places = (cells, length) =>
-    Array.from({ length }, (_, point) => {
-      const place = Math.min(cells - 1, Math.max(0, ((point + 0.5) / length) * cells - 0.5));
-      const first = Math.min(Math.floor(place), Math.max(0, cells - 2));
-      const part = place - first;
-      return [first, Math.min(first + 1, cells - 1), part * part * (3 - 2 * part)];
-    });
-  const across = places(columns, width);
-  const values = new Float32Array(width * height);
-  if (spread <= 0) return values;
-  places(rows, height).forEach(([top, bottom, down], y) => {
-    across.forEach(([left, right, along], x) => {
-      const at = (row, column) => attention[row * columns + column];
-      const upper = at(top, left) * (1 - along) + at(top, right) * along;
-      const lower = at(bottom, left) * (1 - along) + at(bottom, right) * along;
-      values[y * width + x] = 1 - (upper * (1 - down) + lower * down - least) / spread;
-    });
+  const down = spline(rows, height);
+  const across = spline(columns, width);
+  const values = Float32Array.from({ length: width * height }, (_, point) => {
+    let sum = 0;
+    for (const [row, share] of down[Math.floor(point / width)]) {
+      for (const [column, part] of across[point % width]) sum += share * part * attention[row * columns + column];
+    }
+    return sum;
   });
-  return values;
+  const most = values.reduce((one, other) => Math.max(one, other));
+  const spread = most - values.reduce((one, other) => Math.min(one, other));
+  return values.map((value) => (spread > 1e-5 * most ? (most - value) / spread : 0));
+}
+
+/** For each of `length` points along a row of cells: four cells and their weights. */
+function spline(cells, length) {
+  return Array.from({ length }, (_, point) => {
+    const place = ((point + 0.5) / length) * cells - 0.5;
+    const first = Math.floor(place);
+    const t = place - first;
+    const weights = [(1 - t) ** 3, 3 * t ** 3 - 6 * t ** 2 + 4, -3 * t ** 3 + 3 * t ** 2 + 3 * t + 1, t ** 3];
+    return weights.map((weight, at) => [Math.min(cells - 1, Math.max(0, first - 1 + at)), weight / 6]);
+  });
 }
 
 /** Where the middle of the attention lies, in words: "upper left", "centre", "right" … */
