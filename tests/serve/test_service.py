@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 import tellapart
 from support.services import HOST, as_files, make_settings, picture_bytes
 from tellapart.cli.base import app as commands
-from tellapart.errors import TellapartError
+from tellapart.errors import StoreError, TellapartError
 from tellapart.index.base import row_id
 from tellapart.serve.app import Service, create_app
 from tellapart.serve.collection import Collection
@@ -219,6 +219,19 @@ def test_a_lost_file_has_no_thumbnail(tmp_path: Path) -> None:
         (upload,) = send(client, PICTURES[0])
         told = ask(client, "/api/tell-apart", ids=[upload["id"]], distractors=2)
         assert told["groups"][0]["distractors"] == []
+
+
+def test_a_damaged_collection_is_no_failure_of_the_service(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*args: Any) -> None:
+        raise StoreError("/secret/photos.lance: this index cannot be used")
+
+    monkeypatch.setattr(service_of(client).collection, "find", fail)
+    answer = client.post("/api/search", json={"query": "a tree"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "collection")
+    assert "secret" not in answer.text
+    assert "secret" in caplog.text
 
 
 # --- telling apart ----------------------------------------------------------------------------------------------------

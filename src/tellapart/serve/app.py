@@ -16,7 +16,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 import tellapart
 from tellapart.data.images import load_image
 from tellapart.encoders.base import usable_cores
-from tellapart.errors import DataError
+from tellapart.errors import DataError, StoreError
 from tellapart.index.base import Vector
 from tellapart.index.photos import open_index
 from tellapart.serve import answers
@@ -26,7 +26,7 @@ from tellapart.serve.models import Captioned, Group, Member, Models, ToldUpload,
 from tellapart.serve.pictures import Opened, PictureError, Pixels, open_upload, plain_name, thumbnail
 from tellapart.serve.settings import ServeSettings
 from tellapart.serve.uploads import PREFIX, Upload, Uploads
-from tellapart.serve.web import Guard, Refusal, Status, new_app, read_files
+from tellapart.serve.web import Guard, Refusal, Status, log, new_app, read_files
 from tellapart.serve.work import Kind, Room, Work
 from tellapart.telling_apart.groups import group_alike
 from tellapart.telling_apart.settings import TellApartSettings
@@ -136,7 +136,7 @@ class Service:
             raise Refusal(422, "no_collection", "there is no collection to take distractors from; give 0 distractors")
         with self.rooms["tell_apart"].take(len(uploads)):
             settings = TellApartSettings(one_group=asked.one_group)
-            vectors = await self.work.do("vectors", uploads)
+            vectors = await self._vectors(uploads)
             groups = await self.in_pool(self._groups, uploads, settings)
             told = [
                 await self._tell(
@@ -198,7 +198,7 @@ class Service:
         uploads, gone = self.uploads.find(asked.ids)
         with self.rooms["searches"].take():
             if asked.id.startswith(PREFIX):
-                (vector,) = await self.work.do("vectors", self.uploads.need([asked.id]))
+                (vector,) = await self._vectors(self.uploads.need([asked.id]))
             elif self.collection is None:
                 raise _no_collection()
             else:
@@ -219,7 +219,7 @@ class Service:
             near: list[Neighbour] = []
             pictures = 0
             if self.collection is not None:
-                (of_upload,) = await self.work.do("vectors", [upload])
+                (of_upload,) = await self._vectors([upload])
                 near, pictures = await self.in_pool(self.collection.ranked, vector, DEEPEST, of_upload)
         mine = own[upload.id]
         # Ties count against the picture.
@@ -256,8 +256,13 @@ class Service:
         scores = await self._scores(vector, uploads)
         return _merge([_result_of(one, scores[one.id]) for one in uploads], found, limit)
 
+    async def _vectors(self, uploads: Sequence[Upload]) -> list[Vector]:
+        """Vectors of uploads; those that a request has needed before wait for no batch."""
+        await self.work.do("vectors", [one for one in uploads if one.vector is None])
+        return [one.vector for one in uploads if one.vector is not None]
+
     async def _scores(self, vector: Vector, uploads: list[Upload]) -> dict[str, float]:
-        vectors = await self.work.do("vectors", uploads)
+        vectors = await self._vectors(uploads)
         return {one.id: float(own @ vector) for one, own in zip(uploads, vectors, strict=True)}
 
     def _unknown(self, text: str) -> list[str]:
@@ -371,11 +376,19 @@ def create_app(settings: ServeSettings) -> FastAPI:
         lifespan=lifespan,
     )
     app.state.service = service
+    app.add_exception_handler(StoreError, _on_store_error)
     _add_captions(app, service)
     _add_searches(app, service)
     _add_operations(app, service)
     app.add_middleware(Guard, settings.token, settings.limits, service.metrics.on_answer)
     return app
+
+
+async def _on_store_error(request: Request, error: Exception) -> Response:
+    """The index is damaged, or its server does not answer; the message may have paths and is for the log."""
+    log.error("%s", error)
+    said = "the collection cannot be searched now; try again later, the server's log says more"
+    return Refusal(503, "collection", said, retry_after=10).answer()
 
 
 async def _forget(uploads: Uploads) -> None:

@@ -224,12 +224,11 @@ class Models:
 
     def read_uploads(self, uploads: Sequence[Upload]) -> list[Vector]:
         """Vectors of uploads, from their features as an index keeps them; they are kept with the uploads."""
-        missing = [one for one in uploads if one.vector is None]
-        if missing:
-            features = np.stack([one.retriever_features for one in missing]).astype(np.float16).astype(np.float32)
-            for one, vector in zip(missing, self.reader.read_features(features), strict=True):
-                one.vector = vector.copy()
-        return [one.vector for one in uploads if one.vector is not None]
+        features = np.stack([one.retriever_features for one in uploads]).astype(np.float16).astype(np.float32)
+        vectors = list(self.reader.read_features(features))
+        for one, vector in zip(uploads, vectors, strict=True):
+            one.vector = vector.copy()
+        return vectors
 
     @torch.no_grad()
     def tell(self, members: Sequence[Member]) -> list[ToldUpload]:
