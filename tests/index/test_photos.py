@@ -19,6 +19,7 @@ from tellapart.data.features import Part
 from tellapart.data.images import load_image
 from tellapart.errors import DataError, RecipeError, RunError, StoreError
 from tellapart.index import photos as module
+from tellapart.index.base import row_id
 from tellapart.index.photos import PhotoIndex, open_index
 from tellapart.retrievers.base import load_retriever
 
@@ -53,6 +54,20 @@ def test_a_picture_finds_itself_first(place: str, model: Path, photos: Path) -> 
     index.add([photos])
     assert index.search(photos / "007.png", 1)[0].path == str(photos / "007.png")
     assert index.search(Image.open(photos / "003.png"), 1)[0].path == str(photos / "003.png")
+
+
+def test_rows_by_id_and_search_by_vector(place: str, model: Path, photos: Path) -> None:
+    index = open_index(place, model)
+    index.add([photos])
+    path = str(photos / "003.png")
+    photo = index.store.with_id(row_id(path))
+    assert photo is not None
+    assert photo.file.path == path
+    assert [one.path for one in index.find(photo.vector, count=12)] == [
+        one.path for one in index.search(Path(path), 12)
+    ]
+    for id in ("0" * 32, "", "' OR 1 = 1 --", '" or "" == "', "\\"):
+        assert index.store.with_id(id) is None
 
 
 def test_update_by_file(place: str, model: Path, photos: Path) -> None:

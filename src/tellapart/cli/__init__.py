@@ -8,12 +8,12 @@ import io
 import os
 import sys
 
-from tellapart.cli import photos, train, recipes, measure  # the order in the help
+from tellapart.cli import photos, serve, train, recipes, measure  # the order in the help
 from tellapart.cli.base import app
 from tellapart.errors import TellapartError, out_of_memory
 from tellapart.progress import close_bars
 
-__all__ = ["main", "measure", "photos", "recipes", "train"]
+__all__ = ["main", "measure", "photos", "recipes", "serve", "train"]
 
 # typer exits with this status after a KeyboardInterrupt, without a message.
 INTERRUPTED = 130

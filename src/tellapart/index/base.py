@@ -169,6 +169,10 @@ class Store(ABC):
         """The rows of these paths, in any order; those that are not there are left out."""
 
     @abstractmethod
+    def with_id(self, id: str) -> Photo | None:
+        """The row with this id."""
+
+    @abstractmethod
     def sample(self, count: int, with_caption: bool) -> list[Photo]:
         """Some rows, if asked for only such with a caption."""
 

@@ -136,6 +136,11 @@ class LanceStore(Store):
             found += _as_photos(rows, self.made.width)
         return found
 
+    def with_id(self, id: str) -> Photo | None:
+        with self._working():
+            rows = self._table.search().where(f"id = {_text(id)}").limit(1).to_arrow()
+        return next(iter(_as_photos(rows, self.made.width)), None)
+
     def sample(self, count: int, with_caption: bool) -> list[Photo]:
         where = "caption != ''" if with_caption else None
         with self._working():

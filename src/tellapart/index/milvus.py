@@ -184,6 +184,12 @@ class MilvusStore(Store):
             found += map(_as_photo, rows)
         return found
 
+    def with_id(self, id: str) -> Photo | None:
+        fields = [*_FILE, "taken", "vector"]
+        with self._working():
+            rows = self._client.query(self.collection, filter=f"id == {_text(id)}", output_fields=fields)
+        return _as_photo(rows[0]) if rows else None
+
     def sample(self, count: int, with_caption: bool) -> list[Photo]:
         condition = 'caption != ""' if with_caption else ""
         with self._working():

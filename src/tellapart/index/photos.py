@@ -284,14 +284,32 @@ class PhotoIndex:
                 f"tellapart index --approximate --to {self.store.place}"
             )
         where = Where(path, *(None if date is None else clock_seconds(date) for date in (after, before)))
-        texts = isinstance(query, str) and compare != "pictures" and self.store.has_captions()
-        if compare == "captions" and not texts:
+        if compare == "captions" and not (isinstance(query, str) and self.store.has_captions()):
             problem = "has no captions" if isinstance(query, str) else "is asked with a picture"
             raise DataError(f"{self.store.place}: {problem}; search without --in captions, or index with --captions")
-        vector = self._vector(query)
+        text = query if isinstance(query, str) else None
+        return self.find(self._vector(query), text, count, where, compare, approximate)
+
+    def find(
+        self,
+        vector: Vector,
+        text: str | None = None,
+        count: int = 10,
+        where: Where = ALL,
+        compare: str = "both",
+        approximate: bool = False,
+    ) -> list[Found]:
+        """As `search`, with the vector of the query; the retriever is not asked.
+
+        Args:
+            vector: of the sentence or picture.
+            text: the sentence, if it is to be compared with captions too.
+            count, where, compare, approximate: see `search`.
+        """
+        texts = text is not None and compare != "pictures" and self.store.has_captions()
         depth = max(count, FUSED) if texts else count
         pictures = [] if compare == "captions" else self.store.nearest(vector, depth, where, approximate)
-        words = self.store.worded(_telling_words(str(query)), depth, where) if texts else []
+        words = self.store.worded(_telling_words(str(text)), depth, where) if texts else []
         if compare == "both":
             words = [hit for hit in words if abs(hit.score) >= SHARE * abs(words[0].score)]
         return self._fuse(pictures, words, vector)[:count]

@@ -18,6 +18,7 @@ from tellapart.captioning import expand_images
 from tellapart.data.images import Picture, open_picture
 from tellapart.decoding.base import Decodable
 from tellapart.decoding.ensemble import Ensemble
+from tellapart.decoding.settings import DecodingSettings
 from tellapart.describing import Models, own_decoding
 from tellapart.encoders.base import ImageEncoder, accelerator
 from tellapart.errors import DataError
@@ -27,7 +28,7 @@ from tellapart.models import model_digest, open_own_encoder
 from tellapart.progress import ProgressLine
 from tellapart.retrievers.base import Retriever, load_retriever
 from tellapart.shipped import is_shipped
-from tellapart.telling_apart.candidates import Task, propose, read_candidates
+from tellapart.telling_apart.candidates import Candidate, Task, propose, read_candidates
 from tellapart.telling_apart.endpoint import Endpoint
 from tellapart.telling_apart.groups import group_alike, others_nearest_first, unit_vectors
 from tellapart.telling_apart.scoring import Scorer, choose
@@ -310,40 +311,70 @@ def _tell_block(
         for place in group
     ]
     found: list[ToldPicture] = []
-    # A picture like no other keeps its plain caption.
-    alone = settings.model_copy(update={"contrast": (), "guidance": (), "samples": 0})
     numbers = [number for number, group in enumerate(groups, start=first) for _ in group]
     for part in _parts(tasks):
-        own = settings if tasks[part[0]].others else alone
-        chosen = [tasks[row] for row in part]
-        candidates = propose(
-            models.captioner,
+        told = tell_tasks(
+            scorer,
             features,
-            chosen,
-            own,
+            [tasks[row] for row in part],
+            settings,
             models.decoding,
             # Samples depend on the name of a picture, not on the other pictures.
             numbers=[int(digest_of(album.ids[places[row]])[:8], 16) for row in part],
             given=[given[places[row]] if tasks[row].others else [] for row in part],
         )
-        for row, task, scored in zip(part, chosen, scorer.score(chosen, candidates, own), strict=True):
-            plain, best = scored[0].candidate, choose(scored, own).candidate if task.others else scored[0].candidate
-            plain_rank, rank = scorer.ranks(task, [plain.text, best.text])
+        for row, one in zip(part, told, strict=True):
             found.append(
                 ToldPicture(
                     id=album.ids[places[row]],
                     group=numbers[row],
-                    caption=best.text,
-                    words=scorer.distinguishing_words(task, best.text, settings),
-                    rank=rank,
-                    plain=plain.text,
-                    plain_rank=plain_rank,
-                    of=1 + len(task.others),
-                    source=best.source,
+                    caption=one.best.text,
+                    words=one.words,
+                    rank=one.rank,
+                    plain=one.plain.text,
+                    plain_rank=one.plain_rank,
+                    of=1 + len(tasks[row].others),
+                    source=one.best.source,
                 )
             )
     rows = iter(found)
     return [[next(rows) for _ in group] for group in groups]
+
+
+@dataclass(frozen=True)
+class Told:
+    """The captions of a picture among its distractors, with its ranks for both and the words that tell it apart."""
+
+    plain: Candidate
+    plain_rank: int
+    best: Candidate
+    rank: int
+    words: list[str]
+
+
+def tell_tasks(
+    scorer: Scorer,
+    features: torch.Tensor,
+    tasks: Sequence[Task],
+    settings: TellApartSettings,
+    decoding: DecodingSettings,
+    numbers: Sequence[int],
+    given: Sequence[Sequence[str]] = (),
+) -> list[Told]:
+    """Caption pictures so that each can be told from its distractors: see `propose` for the arguments.
+
+    All tasks have distractors, or none has. A picture without any keeps its plain caption.
+    """
+    alone = not tasks[0].others
+    own = settings.model_copy(update={"contrast": (), "guidance": (), "samples": 0}) if alone else settings
+    candidates = propose(scorer.captioner, features, tasks, own, decoding, numbers, given)
+    found: list[Told] = []
+    for task, scored in zip(tasks, scorer.score(tasks, candidates, own), strict=True):
+        plain = scored[0].candidate
+        best = plain if alone else choose(scored, own).candidate
+        plain_rank, rank = scorer.ranks(task, [plain.text, best.text])
+        found.append(Told(plain, plain_rank, best, rank, scorer.distinguishing_words(task, best.text, settings)))
+    return found
 
 
 def _parts(tasks: Sequence[Task]) -> Iterator[range]:
