@@ -16,6 +16,8 @@ from tellapart.telling_apart.tell import ToldApart, ToldPicture
 from tellapart.text import plain_words
 
 COLUMNS = tuple(ToldPicture.__dataclass_fields__)
+# What a formula begins with, in the usual spreadsheets.
+FORMULA = tuple("=+-@\t\r\n")
 ENDINGS = (".html", ".jsonl", ".csv")
 
 
@@ -38,12 +40,23 @@ def write_told_apart(told: ToldApart, path: Path) -> None:
 
 
 def table(told: ToldApart) -> str:
-    """CSV with the names of the columns; `words` are joined by blanks."""
+    """CSV with the names of the columns; `words` are joined by blanks. A spreadsheet reads no cell as a formula."""
     buffer = io.StringIO()
     rows = csv.DictWriter(buffer, COLUMNS, lineterminator="\n")
     rows.writeheader()
-    rows.writerows({**one.row(), "words": " ".join(one.words)} for one in told.pictures)
+    for one in told.pictures:
+        cells = {**one.row(), "words": " ".join(one.words)}
+        rows.writerow({name: no_formula(cell) if isinstance(cell, str) else cell for name, cell in cells.items()})
     return buffer.getvalue()
+
+
+def no_formula(text: str) -> str:
+    """Text that a spreadsheet would run as a formula, with a quote before it; other text as it is.
+
+    >>> no_formula("=1+1.jpg"), no_formula("a dog")
+    ("'=1+1.jpg", 'a dog')
+    """
+    return f"'{text}" if text.lstrip(" ")[:1] in FORMULA else text
 
 
 def page(told: ToldApart) -> str:
