@@ -23,7 +23,8 @@ VERBS = (
     *("study", "recipes", "export", "score", "tell-apart", "index", "search", "serve"),
     *("evaluate-diversity", "retrieval-entropy"),
 )
-HEAVY = ("torch", "numpy", "PIL", "pydantic", "yaml", "onnxruntime", "matplotlib", "lancedb", "pyarrow", "pymilvus", "fastapi")
+HEAVY = ("torch", "numpy", "PIL", "pydantic", "yaml", "onnxruntime", "matplotlib", "lancedb", "pyarrow", "pymilvus")
+HEAVY += ("fastapi",)
 
 
 class Result(NamedTuple):
