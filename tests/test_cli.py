@@ -20,10 +20,11 @@ RECIPES = recipes_folder()
 VERBS = (
     "add-encoder",
     *("demo", "prepare", "inspect", "train", "caption", "evaluate", "evaluate-retrieval", "self-retrieval", "compare"),
-    *("study", "recipes", "export", "score", "tell-apart", "index", "search"),
+    *("study", "recipes", "export", "score", "tell-apart", "index", "search", "serve"),
     *("evaluate-diversity", "retrieval-entropy"),
 )
 HEAVY = ("torch", "numpy", "PIL", "pydantic", "yaml", "onnxruntime", "matplotlib", "lancedb", "pyarrow", "pymilvus")
+HEAVY += ("fastapi",)
 
 
 class Result(NamedTuple):
