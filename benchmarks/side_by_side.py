@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 # Operator -> places of its two matrices among the arguments.
-PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "baddbmm": (1, 2), "_linear_pointwise": (0, 1)}
+PRODUCTS = {"mm": (0, 1), "bmm": (0, 1), "addmm": (1, 2), "addmm_": (1, 2), "baddbmm": (1, 2)}
 
 
 class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -29,9 +29,8 @@ class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
         name = func._schema.name.split("::")[1]
         if name in PRODUCTS:
             one, other = (args[place] for place in PRODUCTS[name])
-            columns = other.shape[0] if name == "_linear_pointwise" else other.shape[-1]
             batch = one.shape[0] if one.ndim == 3 else 1
-            self.shapes[batch, one.shape[-2], one.shape[-1], columns] += 1
+            self.shapes[batch, one.shape[-2], one.shape[-1], other.shape[-1]] += 1
         return func(*args, **(kwargs or {}))
 
 
