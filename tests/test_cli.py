@@ -21,9 +21,22 @@ VERBS = (
     "add-encoder",
     *("demo", "prepare", "inspect", "train", "caption", "evaluate", "evaluate-retrieval", "self-retrieval", "compare"),
     *("study", "recipes", "export", "score", "tell-apart", "index", "search"),
+    *("judge", "judge-report"),
     *("evaluate-diversity", "retrieval-entropy"),
 )
-HEAVY = ("torch", "numpy", "PIL", "pydantic", "yaml", "onnxruntime", "matplotlib", "lancedb", "pyarrow", "pymilvus")
+HEAVY = (
+    "torch",
+    "numpy",
+    "PIL",
+    "pydantic",
+    "yaml",
+    "onnxruntime",
+    "matplotlib",
+    "lancedb",
+    "pyarrow",
+    "pymilvus",
+    "fastapi",
+)
 
 
 class Result(NamedTuple):

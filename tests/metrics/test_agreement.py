@@ -8,7 +8,7 @@ from math import comb
 import numpy as np
 import pytest
 
-from tellapart.metrics.agreement import answer_rates, fleiss_kappa, sign_test
+from tellapart.metrics.agreement import _rater_spread, answer_rates, fleiss_kappa, sign_test
 
 
 def naive_kappa(answers: list[list[int]]) -> float:
@@ -85,6 +85,19 @@ def test_raters_who_differ_widen_the_interval() -> None:
     apart = (chance.random((3, 200)) < np.array([[0.2], [0.5], [0.8]])).astype(int)
     narrow, wide = (answer_rates(answers, 2).rates[1] for answers in (alike, apart))
     assert wide.high - wide.low > 3 * (narrow.high - narrow.low)
+
+
+def test_the_spread_of_raters_is_that_of_a_two_way_analysis_of_variance() -> None:
+    """(MS_raters - MS_rest) / (R N), by loops, and nothing where raters differ less than chance."""
+    chance = np.random.default_rng(2)
+    x = chance.random((4, 30)) < np.array([[0.2], [0.4], [0.6], [0.8]])
+    mean = x.mean()
+    of_raters = sum(30 * (row.mean() - mean) ** 2 for row in x) / 3
+    rest = sum((x[r, i] - x[r].mean() - x[:, i].mean() + mean) ** 2 for r in range(4) for i in range(30)) / (3 * 29)
+    everything = np.ones_like(x)
+    assert _rater_spread(x, everything) == pytest.approx(np.sqrt((of_raters - rest) / (4 * 30)), rel=1e-12)
+    same = np.repeat(x[:1], 4, axis=0)
+    assert _rater_spread(same, everything) == 0.0
 
 
 def test_the_interval_is_that_of_a_mean_with_one_rater() -> None:

@@ -101,7 +101,7 @@ def judge_report(path: Path) -> JudgeReport:
     trial, rows = read_answers(path)
     if not rows:
         raise DataError(f"{path}: nobody has judged yet; open the page of 'tellapart judge' and answer")
-    raters = {rater_key(row.rater): row.rater for row in reversed(rows)}
+    raters = {rater_key(row.rater): row.rater for row in rows}
     outcomes = _outcomes(trial, rows, list(raters))
     identical = sum(item.identical for item in trial.items)
     figures: dict[str, dict[str, Any]] = {}

@@ -91,15 +91,17 @@ def answer_rates(answers: Counts, kinds: int, known: Counts | None = None, sampl
 
     A sample draws items with replacement, and adds what other raters would change:
 
-        f* = f(items drawn) + v · t,    v² = R / (R - 1) · Σ_r e_r² / n²
+        f* = f(items drawn) + v · t,    v² = R / (R - 1) · max(0, Σ_r e_r² - N / (N - 1) · Σ_ri d_ri²) / n²
 
     with t from Student's t with R - 1 degrees of freedom. e_r = Σ_i (x_ri - f) is how much more often than all together
-    rater r gave the answer, and n the number of answers. If all judged all items, v is the standard error of the mean
-    of the R raters' rates. Drawing 3 raters with replacement instead gives intervals that are too narrow when raters
-    differ (see `paired_bootstraps_over_seeds`). With one rater only items are drawn.
+    rater r gave the answer, d_ri = x_ri - x̄_r - x̄_i + f what is left without rater and item, and n the number of
+    answers. If all R raters judged all N items, v² is the variance of the mean of R raters by a two-way analysis of
+    variance; what d_ri adds is in the drawn items already. Where the truth is known (simulated raters), the interval
+    contains it in 93 to 96 % of all cases with 3 to 5 raters, in 87 to 96 % with 2. Drawing the raters with replacement
+    instead gives 83 to 98 % with 3, the fewer the more they differ. With one rater only items are drawn.
 
     Args:
-        answers: [raters, items], the number of the answer, or -1 for none.
+        answers: [raters, items], the number of the answer, or -1 for none; each rater gave at least one.
         kinds: number of possible answers.
         known: answers of further items that all raters would give alike, which were not asked (identical captions).
         samples: samples to draw.
@@ -109,18 +111,14 @@ def answer_rates(answers: Counts, kinds: int, known: Counts | None = None, sampl
     counts = per_rater.sum(axis=0)
     asked = np.repeat([1.0, 0.0], [answers.shape[1], len(known)])
     given = np.concatenate([counts.sum(axis=1), np.zeros(len(known))])
-    share_asked = asked.mean()
-    total = counts.sum()
+    share_asked = float(asked.mean())
     rates = []
     for kind in range(kinds):
         of_kind = np.concatenate([counts[:, kind], np.zeros(len(known))])
         same = np.concatenate([np.zeros(answers.shape[1]), known == kind])
         columns = np.column_stack([of_kind, given, asked, same, np.ones(len(asked))])
-        pooled = counts[:, kind].sum() / total if total else 0.0
-        excess = per_rater[:, :, kind].sum(axis=1) - pooled * (answers >= 0).sum(axis=1)
-        heard = int((answers >= 0).any(axis=1).sum())
-        spread = share_asked * np.sqrt(heard / (heard - 1) * (excess**2).sum()) / total if heard > 1 else 0.0
-        found = resampled_interval(CorpusStatistic(columns, _rate), float(spread), heard, samples, seed=kind)
+        spread = share_asked * _rater_spread(per_rater[:, :, kind], answers >= 0)
+        found = resampled_interval(CorpusStatistic(columns, _rate), spread, len(answers), samples, seed=kind)
         rates.append(Interval(found.mean, max(0.0, found.low), min(1.0, found.high)))
     statistic = fleiss_kappa(counts)
     agree = None if statistic is None else resampled_interval(statistic, 0.0, 1, samples)
@@ -129,6 +127,25 @@ def answer_rates(answers: Counts, kinds: int, known: Counts | None = None, sampl
     several = pairs > 0
     shares = (counts * (counts - 1)).sum(axis=1)[several] / pairs[several]
     return Rates(tuple(rates), agree, float(shares.mean()) if several.any() else None)
+
+
+def _rater_spread(chosen: NDArray[np.bool_], given: NDArray[np.bool_]) -> float:
+    """v of `answer_rates`: the standard error of a rate over raters.
+
+    Args:
+        chosen: [raters, items], whether the answer is this one.
+        given: [raters, items], whether there is an answer.
+    """
+    raters, items, total = len(given), int(given.any(axis=0).sum()), given.sum()
+    if raters < 2 or items < 2:
+        return 0.0
+    pooled = chosen.sum() / total
+    of_rater = chosen.sum(axis=1) / np.maximum(given.sum(axis=1), 1)
+    of_item = chosen.sum(axis=0) / np.maximum(given.sum(axis=0), 1)
+    left = (chosen - of_rater[:, np.newaxis] - of_item + pooled)[given]
+    excess = chosen.sum(axis=1) - pooled * given.sum(axis=1)
+    over = max(0.0, float((excess**2).sum() - items / (items - 1) * (left**2).sum()))
+    return float(np.sqrt(raters / (raters - 1) * over) / total)
 
 
 def _rate(sums: NDArray[np.float64]) -> NDArray[np.float64]:

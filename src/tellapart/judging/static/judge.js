@@ -49,6 +49,7 @@ function sentence(text) {
 // --- answers -----------------------------------------------------------------------------------------------------
 
 function remember() {
+  document.body.dataset.pending = pending.size;
   try {
     if (pending.size) localStorage.setItem(store, JSON.stringify([...pending.values()]));
     else localStorage.removeItem(store);
@@ -110,7 +111,7 @@ function show_section(id) {
 function show_stored() {
   const task = tasks[place];
   const some = task && Object.keys(task.answers).length > 0;
-  find("status").textContent = pending.size ? "Storing …" : some || !find("done").hidden ? "Your answers are stored." : "";
+  find("status").textContent = !pending.size && some && find("done").hidden ? "Your answers are stored." : "";
   if (!find("done").hidden) show_end();
 }
 
@@ -226,6 +227,7 @@ function end() {
 }
 
 function show_end() {
+  find("status").textContent = "";
   find("done-text").textContent = pending.size
     ? "You have judged all pictures. The last answers are not stored yet: keep this page open."
     : `You have judged all ${tasks.length} pictures, and all your answers are stored. You can close this page.`;
