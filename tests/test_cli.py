@@ -20,7 +20,7 @@ RECIPES = recipes_folder()
 VERBS = (
     "add-encoder",
     *("demo", "prepare", "inspect", "train", "caption", "evaluate", "evaluate-retrieval", "self-retrieval", "compare"),
-    *("study", "recipes", "export", "score", "tell-apart", "index", "search", "serve"),
+    *("study", "recipes", "export", "score", "tell-apart", "index", "search", "serve", "judge", "judge-report"),
     *("evaluate-diversity", "retrieval-entropy"),
 )
 HEAVY = ("torch", "numpy", "PIL", "pydantic", "yaml", "onnxruntime", "matplotlib", "lancedb", "pyarrow", "pymilvus")

@@ -229,7 +229,7 @@ def read_model(
         remedy: what to do about a damaged file.
         error: the kind of error to raise.
     """
-    return _check_text(_own_text(path, what, remedy, error), schema, f"{path}: this {what} is damaged", remedy, error)
+    return check_json(_own_text(path, what, remedy, error), schema, f"{path}: this {what} is damaged", remedy, error)
 
 
 def read_models(
@@ -238,7 +238,7 @@ def read_models(
     """As `read_model`, for the rows of a JSONL file."""
     lines = enumerate(_own_text(path, what, remedy, error).split("\n"), start=1)
     return [
-        _check_text(line, schema, f"{path}: line {number} of this {what} is damaged", remedy, error)
+        check_json(line, schema, f"{path}: line {number} of this {what} is damaged", remedy, error)
         for number, line in lines
         if line.strip()
     ]
@@ -253,8 +253,8 @@ def _own_text(path: Path, what: str, remedy: str, error: type[TellapartError]) -
         raise error(f"{path}: this {what} is damaged (not UTF-8 text); {remedy}") from None
 
 
-def _check_text(text: str, schema: type[T], where: str, remedy: str, error: type[TellapartError]) -> T:
-    """Parse JSON and check it by a schema."""
+def check_json(text: str, schema: type[T], where: str, remedy: str, error: type[TellapartError]) -> T:
+    """Parse JSON and check it by a schema; `where` begins the message of an error, `remedy` ends it."""
     try:
         checked: T = _adapter(schema).validate_json(text, strict=True)  # type: ignore[arg-type]
         return checked
@@ -293,7 +293,7 @@ def find_or_make(path: Path, made_from: Any, make: Callable[[], dict[str, Any]],
             raise DataError(f"{path}: was not written by tellapart and is not overwritten; write to another folder")
         if found["made_from"] != digest or _is_being_made(path):
             return None
-        return _check_text(text, schema, f"{path}: this file of results is damaged", REBUILD, DataError)
+        return check_json(text, schema, f"{path}: this file of results is damaged", REBUILD, DataError)
 
     found = find()
     if found is not None:

@@ -1,4 +1,4 @@
-"""Measuring and comparing: `evaluate` and its relatives, `self-retrieval`, `retrieval-entropy`, `compare`."""
+"""Measuring and comparing: `evaluate` and its relatives, `self-retrieval`, `retrieval-entropy`, `compare`, `judge`."""
 
 from __future__ import annotations
 
@@ -336,3 +336,74 @@ def compare(
     )
     print_comparison(comparison)
     print(f"\n{write_report(comparison, out)}")
+
+
+@app.command(rich_help_panel=PANEL)
+def judge(
+    a: Annotated[str, typer.Argument(help="Captions of one system: a file (JSONL, JSON, CSV, …), or NAME=FILE.")],
+    b: Annotated[str, typer.Argument(help="Captions of the other system.")],
+    images: Annotated[str, typer.Option(help="The pictures: a folder, a data set (docs/data.md), or 'scenes'.")],
+    out: Annotated[Path, typer.Option(help="File for the answers (JSONL). The same command continues with it.")],
+    count: Annotated[
+        int | None, typer.Option(min=1, help="Judge only so many pictures, drawn at random; by default all.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the draw, the sides and each rater's order.")] = 0,
+    rater: Annotated[
+        list[str] | None,
+        typer.Option(help="Name of a rater; repeat. Only they may judge, each by an own link. By default anybody."),
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on; others than this machine's own need a --token.")] = (
+        "127.0.0.1"
+    ),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 is any free one.")] = 8000,
+    token: Annotated[
+        str | None, typer.Option(envvar="TELLAPART_TOKEN", help="Secret that everyone's link contains.")
+    ] = None,
+) -> None:
+    """Let people compare two files of captions in the browser, blind; 'tellapart judge-report' gives the figures.
+
+    Every answer is on the disk before it is confirmed.
+    """
+    from tellapart.judging.serve import serve_trial
+    from tellapart.progress import ProgressLine
+
+    serve_trial(
+        [a, b],
+        images,
+        out,
+        count=count,
+        seed=seed,
+        raters=rater or [],
+        host=host,
+        port=port,
+        token=token,
+        on_progress=ProgressLine("opening", " pictures").update,
+    )
+
+
+@app.command("judge-report", rich_help_panel=PANEL)
+def judge_report(
+    answers: Annotated[Path, typer.Argument(help="The file of answers of 'tellapart judge'; it may still grow.")],
+    images: Annotated[
+        str | None, typer.Option(help="The pictures, to show them on the page: as for 'tellapart judge'.")
+    ] = None,
+    out: Annotated[
+        list[Path] | None, typer.Option(help="File for the figures (.json) or a page (.html); repeat for both.")
+    ] = None,
+) -> None:
+    """Who won, by people: win, tie and lose rates with 95 % intervals, sign test, Fleiss' kappa."""
+    from tellapart.judging import report
+
+    for path in out or []:
+        report.check_judge_report(path, inputs=[answers])
+    found = report.judge_report(answers)
+    dataset = None
+    if images is not None:
+        from tellapart.data.prepare import open_dataset
+        from tellapart.data.settings import DataSettings
+
+        dataset = open_dataset(DataSettings(source=images))
+    report.print_judge_report(found)
+    for path in out or []:
+        report.write_judge_report(found, answers, path, dataset)
+        print(path)

@@ -150,6 +150,16 @@ def image_bytes(path: Path) -> bytes:
     return path.read_bytes() if inside is None else member_bytes(*inside)
 
 
+def jpeg_without_metadata(image: Image.Image, side: int, quality: int) -> bytes:
+    """A picture as JPEG, its longer side at most `side`, with nothing but pixels: no place, camera or comment."""
+    small = image.copy()
+    small.thumbnail((side, side))
+    small.info.clear()  # Pillow would write a comment again
+    buffer = io.BytesIO()
+    small.save(buffer, "JPEG", quality=quality)
+    return buffer.getvalue()
+
+
 def _upright(image: Image.Image) -> Image.Image:
     """Rotate by the EXIF orientation. Nothing else is read from the block: cameras often write broken data there."""
     image.load()  # for a PNG, getexif() decodes the pixels; errors in them must not be caught below

@@ -19,6 +19,7 @@ import numpy as np
 from tellapart.errors import MissingExtraError, StoreError, TellapartError, out_of_memory, shorten
 from tellapart.files import Stored, check_folder, is_result, is_temporary, lock, read_model, write_json
 from tellapart.index.base import (
+    ALL,
     FORMAT,
     ROWS,
     File,
@@ -35,6 +36,7 @@ from tellapart.index.base import (
     probes,
     row_id,
 )
+from tellapart.index.kept import COLUMNS, Kept
 
 if TYPE_CHECKING:
     import pyarrow  # type: ignore[import-untyped]
@@ -44,6 +46,8 @@ TABLE = "photos"
 KEEP = timedelta(hours=1)
 # Small files are merged after so many writes: each search opens all of them.
 MERGE_AFTER = 100
+# Vectors that are read at once.
+VECTORS = 4096
 # Vectors per cluster, and rounds, to find the clusters of approximate search.
 CLUSTER_SAMPLE, CLUSTER_ROUNDS = 64, 20
 
@@ -60,6 +64,7 @@ class LanceStore(Store):
         self.place = str(folder)
         self.made = made
         self._writes = 0
+        self._kept = Kept(made.width)
         with self._working():
             # Look for a newer version before every read, so that an open index sees what others add.
             database = lancedb.connect(folder, read_consistency_interval=timedelta(0))
@@ -160,6 +165,10 @@ class LanceStore(Store):
 
     def nearest(self, vector: Vector, count: int, where: Where, approximate: bool) -> list[Hit]:
         with self._working():
+            if not approximate and where == ALL:
+                kept = self._kept.find(self._table.version, self._table.count_rows(), self._vectors)
+                if kept is not None:
+                    return kept.nearest(vector, count)
             query = self._table.search(vector, vector_column_name="vector").distance_type("dot")
             if approximate:
                 query = query.nprobes(probes(partitions(self._table.count_rows())))
@@ -167,6 +176,9 @@ class LanceStore(Store):
                 query = query.bypass_vector_index()
             rows = self._found(query, count, where, "_distance")
         return [Hit(row["path"], row["taken"], row["caption"], 1 - row["_distance"]) for row in rows]
+
+    def _vectors(self) -> Any:
+        return self._table.search().select([*COLUMNS, "vector"]).limit(self._table.count_rows()).to_batches(VECTORS)
 
     def worded(self, text: str, count: int, where: Where) -> list[Hit]:
         with self._working():

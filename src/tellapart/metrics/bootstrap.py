@@ -132,6 +132,32 @@ def confidence_intervals(
     return intervals
 
 
+def resampled_interval(
+    statistic: CorpusStatistic, spread: float, of: int, samples: int = 10_000, seed: int = 0
+) -> Interval:
+    """A figure with its 95 % interval over items and over something else that varies, such as raters.
+
+    Each sample draws items, and adds spread · t with t from Student's t with `of` - 1 degrees of freedom.
+
+    Args:
+        statistic: the figure. Samples in which it is NaN are left out.
+        spread: standard error of the figure over the `of` raters; with one rater nothing is added.
+        of: number of raters.
+        samples: samples to draw.
+        seed: seed of the draws.
+
+    Returns:
+        The figure and its interval; with one item, which always draws itself, both ends are the figure.
+    """
+    if len(statistic.columns) < 2:
+        return Interval(statistic.figure, statistic.figure, statistic.figure)
+    drawn = _resample([statistic], samples, seed, None)[0]
+    if of > 1:
+        drawn = drawn + spread * np.random.default_rng([seed, 1]).standard_t(of - 1, size=samples)
+    low, high = np.percentile(drawn[np.isfinite(drawn)], _PERCENTILES)
+    return Interval(mean=statistic.figure, low=float(low), high=float(high))
+
+
 def paired_bootstrap(
     a: Figures | CorpusStatistic,
     b: Figures | CorpusStatistic,

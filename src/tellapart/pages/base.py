@@ -14,7 +14,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from PIL import Image
 
-from tellapart.data.images import load_image
+from tellapart.data.images import jpeg_without_metadata, load_image
 from tellapart.data.records import Dataset
 from tellapart.metrics import Interval
 
@@ -77,11 +77,7 @@ class Pictures:
 
 def data_address(image: Image.Image, side: int = 2 * THUMBNAIL) -> str:
     """A picture, made small, as a data address."""
-    small = image.copy()
-    small.thumbnail((side, side))
-    buffer = io.BytesIO()
-    small.save(buffer, "JPEG", quality=82)
-    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode("ascii")
+    return "data:image/jpeg;base64," + base64.b64encode(jpeg_without_metadata(image, side, 82)).decode("ascii")
 
 
 # Kinds of pairs in the journal of a contrastive training -> their names in curves.
