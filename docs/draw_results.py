@@ -23,6 +23,7 @@ from tellapart.studies.columns import Column
 from tellapart.studies.measure import measure_of
 
 PANELS = 4  # of a plot, side by side
+MANY = 100  # seeds
 FOLDER = Path(__file__).parent / "results"
 Kept = dict[str, Any]
 
@@ -66,14 +67,19 @@ def page(kept: Kept, name: str) -> str:
         + (f"mean ± standard deviation over {seeds} seeds." if seeds > 1 else "one seed."),
         "",
         *_table(
-            ["", *(c.heading for c in columns)], [[row["label"], *(_cell(row, c) for c in columns)] for row in rows]
+            ["", *(_short(kept, row["label"]) for row in rows)],
+            [
+                [column.heading, *(_cell(row, column) for row in rows)]
+                for column in columns
+                if any(column.figure in one for row in rows for one in row["figures"])
+            ],
         ),
         "",
         "Differences from the control, with 95 % intervals over "
         + ("seeds and images" if seeds > 1 else "images only (one seed)")
         + "; * is significant after Holm's correction for all comparisons of the study. Shares are in points.",
         "",
-        *_table(["", *(c.heading for c in columns)], [_difference_row(kept, key, columns) for key in _compared(kept)]),
+        *_table(["", *(_name(kept, key) for key in _compared(kept))], [_difference_row(kept, one) for one in columns]),
         "",
         f"![Differences from the control with their intervals]({name}.svg)",
     ]
@@ -105,10 +111,10 @@ def plot(kept: Kept) -> str:
                 )
             axis.set_title(column.heading, fontsize=8, loc="left")
             axis.locator_params(axis="x", nbins=4)
-        axes[0, 0].set_yticks(range(len(keys)), [_label(kept, key) for key in keys])
+        axes[0, 0].set_yticks(range(len(keys)), [_name(kept, key) for key in keys])
         axes[0, 0].invert_yaxis()
-        figure.tight_layout()
-        return as_svg(figure)
+        # A picture does not know whether the page around it is dark.
+        return as_svg(figure).replace("<svg ", '<svg style="background: white" ', 1)
 
 
 def _columns(kept: Kept) -> list[Column]:
@@ -123,7 +129,22 @@ def _compared(kept: Kept) -> list[str]:
 
 def _label(kept: Kept, key: str) -> str:
     row = kept["rows"].get(key) or kept["people"]
-    return str(row["label"])
+    return _short(kept, row["label"])
+
+
+def _short(kept: Kept, label: str) -> str:
+    """A row's name without the name of the captioner, if all rows have the same one."""
+    names = {row["label"].partition(", ")[0].lower() for row in kept["rows"].values()}
+    captioner, comma, rest = label.partition(", ")
+    return rest if comma and names == {captioner.lower()} else label
+
+
+def _name(kept: Kept, key: str) -> str:
+    """A compared row, with its control if that is not the usual one."""
+    against = [next(iter(kept["differences"][one].values()))["against"] for one in _compared(kept)]
+    own = next(iter(kept["differences"][key].values()))["against"]
+    usual = max(against, key=against.count)
+    return _label(kept, key) + ("" if own == usual else f", against {_label(kept, own)}")
 
 
 def _cell(row: Kept, column: Column) -> str:
@@ -134,9 +155,10 @@ def _cell(row: Kept, column: Column) -> str:
     return f"{shown(mean(values), kind)} ± {shown(stdev(values), kind)}" + (" %" if column.kind == "percent" else "")
 
 
-def _difference_row(kept: Kept, key: str, columns: list[Column]) -> list[str]:
-    cells = [_label(kept, key)]
-    for column in columns:
+def _difference_row(kept: Kept, column: Column) -> list[str]:
+    """A figure, and how each compared arm differs in it."""
+    cells = [column.heading]
+    for key in _compared(kept):
         found = kept["differences"][key].get(column.figure)
         if found is None:
             cells.append("–")
@@ -149,26 +171,23 @@ def _difference_row(kept: Kept, key: str, columns: list[Column]) -> list[str]:
 
 def _decided(kept: Kept, columns: list[Column]) -> str:
     """For differences whose interval holds 0: the seeds at which 1.96 standard errors of the seeds' mean equal it."""
-    parts = []
-    for key in _compared(kept):
-        for column in columns:
+    lines = []
+    for column in columns:
+        needed = []
+        for key in _compared(kept):
             found = kept["differences"][key].get(column.figure)
             if key not in kept["rows"] or found is None or not found["low"] <= 0 <= found["high"]:
                 continue
             pairs = zip(kept["rows"][key]["figures"], kept["rows"][found["against"]]["figures"], strict=True)
             gaps = [one[column.figure] - other[column.figure] for one, other in pairs]
-            if mean(gaps) != 0:
-                needed = math.ceil((1.96 * stdev(gaps) / mean(gaps)) ** 2)
-                parts.append(
-                    f"{_label(kept, key)}, {column.heading}: " + (f"{needed}" if needed <= 1000 else "over 1,000")
-                )
-    if not parts:
-        return "No interval holds 0."
-    return (
-        "Seeds that would decide, if the difference and its spread over seeds stay as they are: "
-        + "; ".join(parts)
-        + "."
+            seeds = (1.96 * stdev(gaps) / mean(gaps)) ** 2 if mean(gaps) else math.inf
+            needed.append(f"{_label(kept, key)} {math.ceil(seeds) if seeds <= MANY else f'over {MANY}'}")
+        if needed:
+            lines.append(f"- {column.heading}: {', '.join(needed)}")
+    heading = (
+        "Seeds that would decide, if a difference and its spread over seeds stay as they are (images not counted):"
     )
+    return "\n".join([heading, "", *lines]) if lines else "No interval holds 0."
 
 
 def _table(headings: list[str], rows: list[list[str]]) -> list[str]:

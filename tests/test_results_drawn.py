@@ -56,4 +56,4 @@ def test_seeds_that_would_decide(draw: ModuleType) -> None:
         "differences": {"cl": {"CIDEr": {"against": "control", "low": -1, "high": 5, "difference": 2}}},
     }
     columns = [column for column in draw.measure_of(draw.find_study("cl-table4")).compared if column.figure == "CIDEr"]
-    assert draw._decided(kept, columns).endswith("CL, CIDEr: 2.")
+    assert draw._decided(kept, columns).endswith("- CIDEr: CL 2")
