@@ -157,7 +157,8 @@ def test_the_examples_of_the_pages(
     model.rename(tmp_path / "models" / "captioner")
     monkeypatch.setattr(shipped, "shipped_models", lambda: tmp_path / "models")
     monkeypatch.chdir(tmp_path)
-    for name in ("photo.jpg", "a.jpg", "b.jpg"):
+    (tmp_path / "holiday").mkdir()
+    for name in ("photo.jpg", "holiday/coffee.jpg", "a.jpg", "b.jpg"):
         (tmp_path / name).write_bytes(files[0].read_bytes())
     same = torch.tensor([-9.0])
     known = {
@@ -173,7 +174,7 @@ def test_the_examples_of_the_pages(
     assert len(executed) == 3
     for block in executed:
         exec(block, dict(known))
-    assert len(capsys.readouterr().out.splitlines()) == 4
+    assert len(capsys.readouterr().out.splitlines()) == 5
 
 
 # --- which of my pictures does this caption fetch? ------------------------------------------------------------------
