@@ -47,6 +47,14 @@ DownloadOption = Annotated[
         "this nothing is downloaded.",
     ),
 ]
+# Of the commands that serve a page.
+HostOption = Annotated[str, typer.Option(help="Address to listen on; others than this machine's need a --token.")]
+PortOption = Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 is any free one.")]
+TokenOption = Annotated[
+    str | None,
+    typer.Option(envvar="TELLAPART_TOKEN", help="Secret that clients must send; 16 characters or more."),
+]
+LOOPBACK, PORT = "127.0.0.1", 8000
 LimitOption = Annotated[
     int | None,
     typer.Option(min=2, help="Only so many images for self-retrieval (quadratic in time); by default all."),

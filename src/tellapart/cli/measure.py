@@ -7,7 +7,17 @@ from typing import Annotated
 
 import typer
 
-from tellapart.cli.base import JudgeOption, LimitOption, ListenerOption, app
+from tellapart.cli.base import (
+    LOOPBACK,
+    PORT,
+    HostOption,
+    JudgeOption,
+    LimitOption,
+    ListenerOption,
+    PortOption,
+    TokenOption,
+    app,
+)
 from tellapart.errors import TellapartError
 
 PANEL = "Measuring"  # in the help
@@ -352,13 +362,9 @@ def judge(
         list[str] | None,
         typer.Option(help="Name of a rater; repeat. Only they may judge, each by an own link. By default anybody."),
     ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on; others than this machine's own need a --token.")] = (
-        "127.0.0.1"
-    ),
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 is any free one.")] = 8000,
-    token: Annotated[
-        str | None, typer.Option(envvar="TELLAPART_TOKEN", help="Secret that everyone's link contains.")
-    ] = None,
+    host: HostOption = LOOPBACK,
+    port: PortOption = PORT,
+    token: TokenOption = None,
 ) -> None:
     """Let people compare two files of captions in the browser, blind; 'tellapart judge-report' gives the figures.
 

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from tellapart.cli.base import ModelOption, app
+from tellapart.cli.base import LOOPBACK, PORT, HostOption, ModelOption, PortOption, TokenOption, app
 from tellapart.cli.photos import PANEL
 
 
@@ -21,14 +21,9 @@ def serve(
         Path | None,
         typer.Option(help="A retriever's run or model folder; by default that of the collection, or the shipped one."),
     ] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on; others than this machine's need a token.")] = (
-        "127.0.0.1"
-    ),
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0 is any free one.")] = 8000,
-    token: Annotated[
-        str | None,
-        typer.Option(envvar="TELLAPART_TOKEN", help="Secret that clients must send; 16 characters or more."),
-    ] = None,
+    host: HostOption = LOOPBACK,
+    port: PortOption = PORT,
+    token: TokenOption = None,
     max_upload_mb: Annotated[int, typer.Option(min=1, max=1024, help="Largest request, in MB.")] = 32,
     max_pixels: Annotated[
         int, typer.Option(min=10_000, max=100_000_000, help="Most pixels of a picture, checked before decoding.")

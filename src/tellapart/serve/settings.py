@@ -47,16 +47,12 @@ class ServeSettings:
     seconds: float = 30.0
 
     def __post_init__(self) -> None:
-        if self.queue < self.max_pictures:
-            raise TellapartError(
-                f"--queue {self.queue}: is less than the {self.max_pictures} pictures of a request; raise it, or lower "
-                "--max-pictures"
-            )
-        if self.hold < self.max_pictures:
-            raise TellapartError(
-                f"--hold {self.hold}: is less than the {self.max_pictures} pictures of a request; raise it, or lower "
-                "--max-pictures"
-            )
+        for name, value in (("queue", self.queue), ("hold", self.hold)):
+            if value < self.max_pictures:
+                raise TellapartError(
+                    f"--{name} {value}: is less than the {self.max_pictures} pictures of a request; raise it, or lower "
+                    "--max-pictures"
+                )
 
     @property
     def limits(self) -> Limits:
