@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -13,7 +14,9 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
+from support.help import rendered_help
 from tellapart import cli
+from tellapart.cli.commands import app
 from tellapart.recipe import recipes_folder, shipped_recipes
 
 RECIPES = recipes_folder()
@@ -78,6 +81,24 @@ except SystemExit as done:
     assert printed.endswith("LOADED []\n")
 
 
+def test_the_kept_help_is_the_help() -> None:
+    with open(cli.HELP, encoding="utf-8") as file:
+        kept = file.read()
+    assert kept == rendered_help(), "run 'python tests/support/help.py'"
+    code = (
+        "import sys; from tellapart.cli import main; sys.argv = ['', '--help']; main(); print('typer' in sys.modules)"
+    )
+    command = [sys.executable, "-X", "utf8", "-c", code]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", check=True)
+    assert done.stdout == re.sub("\x1b.*?m", "", kept) + "False\n"
+    # Where its characters cannot be shown, typer finds others.
+    command[1:3] = ["-X", "utf8=0"]
+    ascii_only = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", check=False, env=ascii_only)
+    assert "retrieval-entropy" in done.stdout
+    assert "─" not in done.stdout
+
+
 def test_import_imports_nothing_heavy() -> None:
     assert python(f"import sys, tellapart; dir(tellapart); {LOADED}") == "LOADED []\n"
     # A name is loaded when asked for, with only what it needs.
@@ -97,8 +118,8 @@ def test_every_verb_explains_itself(run: Run, verb: str) -> None:
 
 
 def test_the_verbs_are_these() -> None:
-    named = [command.name or command.callback.__name__ for command in cli.app.registered_commands if command.callback]
-    assert sorted([*named, *(group.name or "" for group in cli.app.registered_groups)]) == sorted(VERBS)
+    named = [command.name or command.callback.__name__ for command in app.registered_commands if command.callback]
+    assert sorted([*named, *(group.name or "" for group in app.registered_groups)]) == sorted(VERBS)
 
 
 def test_usage_errors(run: Run) -> None:

@@ -20,7 +20,7 @@ import tellapart
 from support.docs import ROOT, Block, Command, blocks, commands, pages, shell_lines, split, tellapart_words
 from tellapart import registry
 from tellapart.cli import main
-from tellapart.cli.base import app
+from tellapart.cli.commands import app
 from tellapart.decoding.settings import DecodingSettings
 from tellapart.recipe import COMPONENTS, Recipe, recipes_folder
 from tellapart.studies.base import find_study

