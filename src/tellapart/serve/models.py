@@ -250,13 +250,11 @@ def _tell(group: Group, places: Sequence[int]) -> list[ToldUpload]:
     told = tell_tasks(group.scorer, group.features, tasks, group.settings, models.describer.decoding, numbers)
     plain = models.read_captions([(one.features, each.plain.text) for one, each in zip(uploads, told, strict=True)])
     best = models.read_captions([(one.features, each.best.text) for one, each in zip(uploads, told, strict=True)])
-    found = []
-    for task, one, plain_read, best_read in zip(tasks, told, plain, best, strict=True):
-        in_plain = group.scorer.distinguishing_words(task, one.plain.text, group.settings)
-        found.append(
-            ToldUpload(one, 1 + len(task.others), mark(plain_read.words, in_plain), mark(best_read.words, one.words))
-        )
-    return found
+    in_plain = group.scorer.distinguishing_words(tasks, [one.plain.text for one in told], group.settings)
+    return [
+        ToldUpload(one, 1 + len(task.others), mark(plain_read.words, marked), mark(best_read.words, one.words))
+        for task, one, plain_read, best_read, marked in zip(tasks, told, plain, best, in_plain, strict=True)
+    ]
 
 
 def mark(words: Sequence[WordRead], distinguishing: Sequence[str]) -> list[WordRead]:

@@ -368,13 +368,16 @@ def tell_tasks(
     alone = not tasks[0].others
     own = settings.model_copy(update={"contrast": (), "guidance": (), "samples": 0}) if alone else settings
     candidates = propose(scorer.captioner, features, tasks, own, decoding, numbers, given)
-    found: list[Told] = []
-    for task, scored in zip(tasks, scorer.score(tasks, candidates, own), strict=True):
-        plain = scored[0].candidate
-        best = plain if alone else choose(scored, own).candidate
-        plain_rank, rank = scorer.ranks(task, [plain.text, best.text])
-        found.append(Told(plain, plain_rank, best, rank, scorer.distinguishing_words(task, best.text, settings)))
-    return found
+    scores = scorer.score(tasks, candidates, own)
+    plain = [scored[0].candidate for scored in scores]
+    best = plain if alone else [choose(scored, own).candidate for scored in scores]
+    pairs = list(zip(plain, best, strict=True))
+    ranks = scorer.ranks(tasks, [[one.text for one in pair] for pair in pairs])
+    words = scorer.distinguishing_words(tasks, [one.text for one in best], settings)
+    return [
+        Told(first, first_rank, chosen, rank, marked)
+        for (first, chosen), (first_rank, rank), marked in zip(pairs, ranks, words, strict=True)
+    ]
 
 
 def _parts(tasks: Sequence[Task]) -> Iterator[range]:
