@@ -425,7 +425,8 @@ def search(
 
     from tellapart.data.images import SUFFIXES
     from tellapart.files import GENERATOR, check_output, write_jsonl
-    from tellapart.index.photos import open_index, parse_date
+    from tellapart.index.listing import parse_date
+    from tellapart.index.photos import open_index
 
     page = out is not None and out.suffix == ".html"
     if out is not None:
