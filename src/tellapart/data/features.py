@@ -34,7 +34,7 @@ import numpy as np
 from tellapart.data.images import load_image
 from tellapart.data.pictures import PICTURE, Pictures, describe_picture, find_changed
 from tellapart.data.records import Dataset, Record
-from tellapart.data.rows import StoreType, array_layout, pack, read_grid, read_pooled, row_bytes
+from tellapart.data.rows import StoreType, array_layout, pack, pooled_of, read_grid, read_pooled, row_bytes
 from tellapart.encoders.base import EncoderIdentity, ImageEncoder
 from tellapart.errors import DataError, StoreError
 from tellapart.files import (
@@ -493,8 +493,7 @@ def encode_batches(
         if images:
             grid = encoder.encode(images)
             features[readable, : identity.regions] = grid
-            if not identity.class_token:
-                features[readable, -1] = grid.mean(axis=1)
+            features[readable, -1] = pooled_of(grid, identity.class_token)
         return pack(features, kind), skipped
 
     waiting: deque[Future[tuple[np.ndarray, list[dict[str, str]]]]] = deque()

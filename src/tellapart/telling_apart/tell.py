@@ -16,6 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 from tellapart.captioners.base import load_captioner
 from tellapart.captioning import expand_images
 from tellapart.data.images import Picture, open_picture
+from tellapart.data.rows import pooled_of
 from tellapart.decoding.base import Decodable
 from tellapart.decoding.ensemble import Ensemble
 from tellapart.decoding.settings import DecodingSettings
@@ -225,8 +226,7 @@ def _look(
                 if on_skip is not None:
                     on_skip(error)
         if opened:
-            grid = encoder.encode(opened)
-            pooled.append(grid[:, -1] if encoder.identity.class_token else grid.mean(axis=1))
+            pooled.append(pooled_of(encoder.encode(opened), encoder.identity.class_token))
         line.update(min(start + ENCODED, len(album.ids)), len(album.ids))
     album.keep(readable)
     return skipped, np.concatenate(pooled) if pooled else np.zeros((0, encoder.identity.width), np.float32)
