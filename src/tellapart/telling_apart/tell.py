@@ -15,7 +15,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from tellapart.captioners.base import load_captioner
 from tellapart.captioning import expand_images
-from tellapart.data.images import Picture, open_picture
+from tellapart.data.images import Picture, check_name, open_picture
 from tellapart.data.rows import pooled_of
 from tellapart.decoding.base import Decodable
 from tellapart.decoding.ensemble import Ensemble
@@ -23,7 +23,7 @@ from tellapart.decoding.settings import DecodingSettings
 from tellapart.describing import Models, own_decoding
 from tellapart.encoders.base import ImageEncoder, accelerator
 from tellapart.errors import DataError
-from tellapart.files import Pieces, cache_folder, digest_of, digest_of_file, is_utf8, read_json
+from tellapart.files import Pieces, cache_folder, digest_of, digest_of_file, read_json
 from tellapart.huggingface.hub import find_usable
 from tellapart.models import model_digest, open_own_encoder
 from tellapart.progress import ProgressLine
@@ -192,8 +192,8 @@ class _Album:
 
     def open(self, place: int, at_least: int | None = None) -> Image.Image:
         picture = self.pictures[place]
-        if isinstance(picture, Path) and not is_utf8(str(picture)):
-            raise DataError(f"{picture}: the name of this picture is not UTF-8 text; rename it")
+        if isinstance(picture, Path):
+            check_name(picture)
         return open_picture(picture, at_least, self.ids[place])
 
     def keep(self, places: Sequence[int]) -> None:
