@@ -14,7 +14,7 @@ from tellapart.data.unlabelled import with_training_split
 from tellapart.engine.journal import read_journal
 from tellapart.errors import DataError, RecipeError
 from tellapart.evaluation import specificity_guard
-from tellapart.evaluation.evaluate import run_captions
+from tellapart.evaluation.run_captions import run_captions
 from tellapart.recipe import Recipe
 from tellapart.run import Run
 from tellapart.training import resume, run_recipe, train

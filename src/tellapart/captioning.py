@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from tellapart.data.coco_ids import coco_ids, server_results
-from tellapart.data.images import load_image
+from tellapart.data.images import check_name, load_image
 from tellapart.data.pictures import stamp_of
 from tellapart.data.prepare import open_dataset, prepare
 from tellapart.data.read_ahead import ReadAhead
@@ -24,7 +24,7 @@ from tellapart.decoding.search import BLOCK, decode, decode_store
 from tellapart.decoding.settings import DecodingSettings
 from tellapart.describing import Describer, Models, kept_features, own_decoding
 from tellapart.errors import DataError, RecipeError
-from tellapart.files import Pieces, Stored, check_folder, digest_of, is_utf8, new_file, read_model
+from tellapart.files import Pieces, Stored, check_folder, digest_of, new_file, read_model
 from tellapart.models import model_digest
 
 
@@ -82,13 +82,8 @@ def caption(
         coco_id_of = dict(zip(map(str, paths), ids, strict=True))
     rows: list[dict[str, Any]] = []
     for block in caption_blocks(images, model, decoding, overlay):
-        for error in block.skipped:
-            if on_skip is None:
-                raise DataError(error)
-            on_skip(DataError(error))
+        _report(block, on_skip, on_progress)
         rows += block.rows
-        if on_progress is not None:
-            on_progress(block.done, block.images)
     if server:
         return server_results([coco_id_of[row["id"]] for row in rows], [row["caption"] for row in rows])
     return rows
@@ -143,13 +138,8 @@ def caption_to_file(
     pieces = Pieces(out.with_name(f"{out.stem}-unfinished-{digest_of(made_from)[:16]}"))
     count = 0
     for block in _blocks(paths, describer, decoding, overlay, pieces):
-        for error in block.skipped:
-            if on_skip is None:
-                raise DataError(error)
-            on_skip(DataError(error))
+        _report(block, on_skip, on_progress)
         count += len(block.rows)
-        if on_progress is not None:
-            on_progress(block.done, block.images)
     if count:
         with new_file(out) as temporary, open(temporary, "w", encoding="utf-8") as handle:
             for start in range(0, len(paths), BLOCK):
@@ -157,6 +147,18 @@ def caption_to_file(
                 handle.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
     pieces.remove()
     return count
+
+
+def _report(
+    block: Block, on_skip: Callable[[DataError], None] | None, on_progress: Callable[[int, int], None] | None
+) -> None:
+    """Pass on a block's skipped images and its progress; without `on_skip` a skipped image is an error."""
+    for error in block.skipped:
+        if on_skip is None:
+            raise DataError(error)
+        on_skip(DataError(error))
+    if on_progress is not None:
+        on_progress(block.done, block.images)
 
 
 class _Row(Stored):
@@ -238,7 +240,7 @@ def _read(describer: Describer, paths: Sequence[Path], start: int) -> _Readable:
     skipped: list[str] = []
     for number, path in enumerate(paths[start : start + BLOCK], start=start + 1):
         try:
-            _check_name(path)
+            check_name(path)
             pictures.append(encoder.squeeze(load_image(path, at_least=encoder.size)))
             numbers.append(number)
         except DataError as error:
@@ -362,11 +364,6 @@ def _write_overlays(
         for number, words in enumerate(maps, start=1):
             name = f"{image:04d}-{path.stem}" + (f"-{number}" if number > 1 else "")
             write_overlays(picture, words, folder / name)
-
-
-def _check_name(path: Path) -> None:
-    if not is_utf8(str(path)):
-        raise DataError(f"{path}: the name of this picture is not UTF-8 text; rename it")
 
 
 def expand_images(images: Sequence[str | Path]) -> list[Path]:

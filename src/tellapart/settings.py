@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
@@ -21,6 +21,8 @@ ADDED: dict[str, Any] = {"added": True}
 
 
 class Section(BaseModel):
+    """Base of all settings: unknown keys, infinities and numbers that are too large are errors; values never change."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
 
     @field_validator("*")
@@ -46,6 +48,29 @@ class Section(BaseModel):
             elif isinstance(value, Section):
                 content[key] = value.for_key()
         return content
+
+
+SectionType = TypeVar("SectionType", bound=Section)
+
+
+def parse_section(
+    section: type[SectionType], content: dict[str, Any], overrides: Sequence[str] = (), prefix: str = ""
+) -> SectionType:
+    """Check plain data after applying overrides; all mistakes are reported at once.
+
+    Args:
+        section: what the data must be.
+        content: the data; they are not changed.
+        overrides: keys and values, such as `samples=50`.
+        prefix: what comes before a key in messages, such as `decoding.`.
+    """
+    content = dict(content)
+    for override in overrides:
+        set_override(content, override)
+    try:
+        return section.model_validate(content)
+    except ValidationError as error:
+        raise RecipeError("\n".join(explain(error, section, prefix))) from None
 
 
 def for_key(settings: BaseModel) -> dict[str, Any]:

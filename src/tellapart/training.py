@@ -379,31 +379,12 @@ def _build(
     If this fails, no folder was made.
     """
     torch.manual_seed(recipe.seed)
-    model_class, model_settings = recipe.component(recipe.trains)
-    if "start" in upstreams:
-        target = load_model(upstreams["start"][0], recipe.trains, model_settings.model_dump())
-    else:
-        captions = [caption for record in prepared.dataset.split("train") for caption in record.captions]
-        with enough_memory(recipe.trains, model_settings):
-            target = show_slow(
-                on_progress,
-                "making the vocabulary",
-                lambda: model_class.make(model_settings, captions, recipe.data, prepared.store.encoder),
-                lambda made: len(made.vocabulary),
-            )
-    prepared.store.check(prepared.dataset, target.encoder)
-    target.history = {"recipe": recipe.name}
-    if recipe.training.steps != 0:  # otherwise the model is not trained here
-        target.history |= {
-            "objective": recipe.objective["name"],
-            "trained_on": f"{prepared.dataset.name} ({prepared.dataset.digest[:8]})",
-            "seed": recipe.seed,
-        }
+    target = _target(recipe, prepared, upstreams, on_progress)
     frozen = {
         role: role_model(upstreams[role], kind) for role, kind in recipe.needed_roles().items() if role != ENTROPY
     }
     stores = _first_then_others(fabric, lambda: _stores_of_roles(recipe, prepared, frozen, on_progress))
-    likely = None
+    trained_on, likely = prepared, None
     if _draws_ranked_captions(recipe):
         retriever = frozen["retriever"].to(fabric.device)
         folder = _folder_for_scores(upstreams["retriever"][0], None)
@@ -412,29 +393,57 @@ def _build(
             fabric, lambda: likely_captions(retriever, ranked, "train", recipe.negatives.top, folder, on_progress)
         )
     if recipe.divides_captions:
-        judging = upstreams[ENTROPY]
-        found = _first_then_others(fabric, lambda: _entropies(recipe, judging, on_progress))
+        found = _first_then_others(fabric, lambda: _entropies(recipe, upstreams[ENTROPY], on_progress))
         if recipe.data.captions == "all":
             likely = np.flatnonzero(_chosen(found, recipe.negatives.by, recipe.data.entropy)).astype(np.int32)
         else:
-            chosen = _chosen(found, recipe.data.captions, recipe.data.entropy)
-            gallery = found.gallery
-            dataset = keep_captions(prepared.dataset, gallery.ids, gallery.image_of_caption, chosen)
-            prepared = replace(prepared, dataset=dataset)
-            if "trained_on" in target.history:
-                target.history["trained_on"] += f", the {recipe.data.captions} captions"
-    judges: dict[str, Judging] = {}
-    for role in ("retriever", "listener") if recipe.training.validate_specificity else ():
-        if role in frozen:
-            judge = frozen[role].to(fabric.device).eval().requires_grad_(False)
-            judges[role] = (judge, stores.get(judge.encoder.name, prepared).store)
+            trained_on = _with_chosen_captions(recipe, prepared, found)
+    judges = _judges(recipe, trained_on, frozen, stores, fabric.device)
     objective, sources = show_slow(
         on_progress,
         "preparing batches of captions",
-        lambda: assemble(recipe, prepared, target, frozen, stores, fabric.global_rank, fabric.world_size, likely),
+        lambda: assemble(recipe, trained_on, target, frozen, stores, fabric.global_rank, fabric.world_size, likely),
         lambda made: sum(len(source.pool.captions) for source in made[1].values()),
     )
     return objective, sources, judges
+
+
+def _target(recipe: Recipe, prepared: Prepared, upstreams: Upstreams, on_progress: OnProgress | None) -> Model:
+    """The model to train: the one it starts from, or a new one; with what its card says about this training."""
+    model_class, settings = recipe.component(recipe.trains)
+    if "start" in upstreams:
+        target: Model = load_model(upstreams["start"][0], recipe.trains, settings.model_dump())
+    else:
+        captions = [caption for record in prepared.dataset.split("train") for caption in record.captions]
+        with enough_memory(recipe.trains, settings):
+            target = show_slow(
+                on_progress,
+                "making the vocabulary",
+                lambda: model_class.make(settings, captions, recipe.data, prepared.store.encoder),
+                lambda made: len(made.vocabulary),
+            )
+    prepared.store.check(prepared.dataset, target.encoder)
+    target.history = {"recipe": recipe.name}
+    if recipe.training.steps != 0:  # otherwise the model is not trained here
+        which = "" if recipe.data.captions == "all" else f", the {recipe.data.captions} captions"
+        target.history |= {
+            "objective": recipe.objective["name"],
+            "trained_on": f"{prepared.dataset.name} ({prepared.dataset.digest[:8]}){which}",
+            "seed": recipe.seed,
+        }
+    return target
+
+
+def _judges(
+    recipe: Recipe, prepared: Prepared, frozen: Mapping[str, Any], stores: Mapping[str, Prepared], device: torch.device
+) -> dict[str, Judging]:
+    """The retrievers that judge captions in validation, if the recipe asks for it."""
+    judges: dict[str, Judging] = {}
+    for role in ("retriever", "listener") if recipe.training.validate_specificity else ():
+        if role in frozen:
+            judge = frozen[role].to(device).eval().requires_grad_(False)
+            judges[role] = (judge, stores.get(judge.encoder.name, prepared).store)
+    return judges
 
 
 def assemble(
@@ -510,6 +519,13 @@ def _chosen(found: RetrievalEntropy, which: str, settings: EntropySettings) -> N
     """Which captions are generic (or specific), each compared with those of the same judge."""
     percentiles = found.percentiles()
     return highest(percentiles if which == "generic" else -percentiles, settings.share)
+
+
+def _with_chosen_captions(recipe: Recipe, prepared: Prepared, found: RetrievalEntropy) -> Prepared:
+    """The data with only the generic, or only the specific, training captions."""
+    chosen = _chosen(found, recipe.data.captions, recipe.data.entropy)
+    gallery = found.gallery
+    return replace(prepared, dataset=keep_captions(prepared.dataset, gallery.ids, gallery.image_of_caption, chosen))
 
 
 def _draws_ranked_captions(recipe: Recipe) -> bool:

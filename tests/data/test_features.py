@@ -447,6 +447,14 @@ def test_too_many_broken_pictures_fail_until_they_are_allowed(dataset: Dataset, 
     assert encoder.encoded == 0, "everything that can be read had been encoded"
 
 
+def test_a_damaged_list_of_skipped_pictures_is_named(dataset: Dataset, tmp_path: Path) -> None:
+    break_pictures(dataset, [3, 20])
+    write_store(tmp_path / "store", dataset, FakeEncoder(), max_skipped=0.05)
+    (tmp_path / "store" / "skipped.jsonl").write_text('{"id": "3"}\n')
+    with pytest.raises(DataError, match=r"skipped\.jsonl: line 1 of this list of skipped pictures is damaged"):
+        write_store(tmp_path / "store", dataset, FakeEncoder(), max_skipped=0.01)
+
+
 def test_a_fixed_picture_is_read_on_the_next_call(dataset: Dataset, tmp_path: Path, kind: StoreType) -> None:
     write_store(tmp_path / "whole", dataset, FakeEncoder(), kind=kind)
     right = (dataset.root / "20.png").read_bytes()

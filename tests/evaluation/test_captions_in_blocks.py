@@ -11,8 +11,8 @@ from support.tiny import make_captioner, make_data
 from tellapart.data.prepare import Prepared
 from tellapart.decoding.search import decode_store
 from tellapart.decoding.settings import DecodingSettings
-from tellapart.evaluation import evaluate as module
-from tellapart.evaluation.evaluate import run_captions
+from tellapart.evaluation import run_captions as module
+from tellapart.evaluation.run_captions import run_captions
 from tellapart.files import read_jsonl
 from tellapart.recipe import Recipe
 from tellapart.run import Run

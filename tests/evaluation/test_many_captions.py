@@ -12,8 +12,7 @@ import pytest
 from tellapart import cli
 from tellapart.decoding.settings import DecodingSettings
 from tellapart.errors import DataError, RunError
-from tellapart.evaluation import evaluate as captions_module
-from tellapart.evaluation.evaluate import run_captions
+from tellapart.evaluation import run_captions as captions_module
 from tellapart.evaluation.many_captions import (
     ManyCaptions,
     ManyCaptionsScorer,
@@ -24,6 +23,7 @@ from tellapart.evaluation.many_captions import (
     matched_differences,
     shared_quality,
 )
+from tellapart.evaluation.run_captions import run_captions
 from tellapart.evaluation.similar_images import consensus_captions
 from tellapart.files import read_json
 from tellapart.metrics import candidate_scores, tokenize

@@ -9,7 +9,7 @@ import torch
 
 from support.close import assert_close
 from support.tiny import IDENTITY, WORDS, make_captioner, names
-from tellapart.objectives.self_critical import without_dropout
+from tellapart.objectives.own_captions import without_dropout
 from tellapart.objectives.straight_through import SpokenCaptions, gumbel_noise, straight_through
 from tellapart.text import END, PAD, START, Vocabulary
 

@@ -23,7 +23,7 @@ from support.tiny import make_captioner, make_data, make_retriever
 from tellapart.data.batches import BatchSource
 from tellapart.data.prepare import Prepared
 from tellapart.decoding.settings import DecodingSettings
-from tellapart.evaluation import evaluate, hard_negatives, retrieval, self_retrieval
+from tellapart.evaluation import hard_negatives, retrieval, run_captions, self_retrieval
 from tellapart.files import Pieces, write_json
 from tellapart.objectives import reference_scores
 from tellapart.objectives.base import Processes
@@ -68,13 +68,13 @@ def rank_images(folder: Path) -> None:
 
 
 def write_captions(folder: Path) -> None:
-    evaluate.BLOCK = 1
+    run_captions.BLOCK = 1
     dataset, store = make_data()
     recipe = Recipe.load("scenes/adaptive-mle.yaml", budget="smoke")
     run = Run(folder, recipe.model_copy(update={"decoding": DecodingSettings(beam=2, samples=2)}))
     vars(run).update(data=Prepared(dataset, store, folder), model=make_captioner(seed=1))
     ids, pieces = [record.id for record in dataset], Pieces(folder / "unfinished")
-    write_json(folder / "result.json", evaluate._caption(run, ids, run.recipe.decoding, pieces))
+    write_json(folder / "result.json", run_captions._caption(run, ids, run.recipe.decoding, pieces))
 
 
 WORK: dict[str, Callable[[Path], None]] = {

@@ -76,16 +76,27 @@ def test_ranks_count_ties_against_the_picture(captioner: Captioner, retriever: R
     task = Task(0, (1, 2))
     for listener in (retriever, None):
         scorer = Scorer(captioner, FEATURES, listener, FEATURES)
-        assert scorer.ranks(task, ["a red house", "a blue house"]) == [1, 3]
-    assert Scorer(captioner, FEATURES, retriever, FEATURES).ranks(task, ["a house"]) == [3], "all pictures fit equally"
-    assert Scorer(captioner, FEATURES).ranks(Task(0, ()), ["a blue house"]) == [1]
+        assert scorer.ranks([task], [["a red house", "a blue house"]]) == [[1, 3]]
+    scorer = Scorer(captioner, FEATURES, retriever, FEATURES)
+    assert scorer.ranks([task], [["a house"]]) == [[3]], "all pictures fit equally"
+    assert Scorer(captioner, FEATURES).ranks([Task(0, ())], [["a blue house"]]) == [[1]]
+
+
+def test_ranks_of_several_tasks_equal_those_of_each(captioner: Captioner, retriever: Retriever) -> None:
+    tasks = [Task(0, (1, 2)), Task(1, ()), Task(2, (1,))]
+    captions = [["a red house", "a blue house"], ["a house"], ["a house", "a red house", "a blue house"]]
+    for listener in (retriever, None):
+        scorer = Scorer(captioner, FEATURES, listener, FEATURES)
+        alone = [scorer.ranks([task], [several])[0] for task, several in zip(tasks, captions, strict=True)]
+        assert scorer.ranks(tasks, captions) == alone
+        assert len({rank for ranks in alone for rank in ranks}) > 1
 
 
 def test_distinguishing_words(captioner: Captioner) -> None:
     scorer, settings = Scorer(captioner, FEATURES), TellApartSettings()
-    assert scorer.distinguishing_words(PAIR[0], "a red house", settings) == ["red"]
-    assert scorer.distinguishing_words(PAIR[1], "a red house", settings) == []
-    assert scorer.distinguishing_words(Task(0, ()), "a red house", settings) == []
+    tasks = [PAIR[0], Task(0, ()), PAIR[1]]
+    assert scorer.distinguishing_words(tasks, ["a red house"] * 3, settings) == [["red"], [], []]
+    assert scorer.distinguishing_words([Task(0, ())], ["a red house"], settings) == [[]]
 
 
 def test_marked_words() -> None:

@@ -11,10 +11,12 @@ import typer
 
 from tellapart.cli.base import DownloadOption, ModelOption, app, json_line
 from tellapart.errors import TellapartError
-from tellapart.progress import close_bars
+from tellapart.progress import ProgressLine, close_bars
 
 if TYPE_CHECKING:
+    from tellapart.decoding.settings import DecodingSettings
     from tellapart.index.base import Recall
+    from tellapart.index.photos import Found
 
 PANEL = "Your photographs"  # in the help
 
@@ -62,12 +64,11 @@ def caption(
     With --out an interrupted call continues.
     """
     from tellapart.captioning import caption as caption_images
-    from tellapart.captioning import caption_blocks, caption_split, caption_to_file, is_server_file
+    from tellapart.captioning import caption_split, caption_to_file, is_server_file
     from tellapart.decoding.settings import DecodingSettings
     from tellapart.describing import own_decoding
     from tellapart.errors import DataError
     from tellapart.files import check_output, write_json, write_jsonl
-    from tellapart.progress import ProgressLine
 
     if bool(images) == bool(data):
         raise typer.BadParameter("give images to caption, or a data set with --data")
@@ -90,46 +91,64 @@ def caption(
         _download(*(model or []))
     models: list[Path] = model or [Path("shipped")]
     settings = DecodingSettings.parse({**own_decoding(models).model_dump(), **chosen}, set_ or [])
-    line = ProgressLine("captioning", " images")
-    skipped, captioned = 0, 0
-
-    def skip(error: object) -> None:
-        nonlocal skipped
-        skipped += 1
-        close_bars()
-        print(f"skipped: {error}", file=sys.stderr)
-
+    line, skipped = ProgressLine("captioning", " images"), _Skipped()
     if data is not None:
         rows = caption_split(data, models, split, settings, line.update, server=server)
         captioned = len(rows)
         if out is None:
             _print_captions(rows)
-        elif server:
-            write_json(out, rows)
         else:
-            write_jsonl(out, rows)
+            (write_json if server else write_jsonl)(out, rows)
     elif out is None:
-        for block in caption_blocks(images or [], models, settings, overlay):
-            for error in block.skipped:
-                skip(error)
-            _print_captions(block.rows)
-            captioned += len(block.rows)
-            if not sys.stdout.isatty():  # there the captions show the progress
-                line.update(block.done, block.images)
+        captioned = _caption_and_print(images or [], models, settings, overlay, skipped, line)
     elif server:
-        rows = caption_images(images or [], models, settings, skip, line.update, overlay, server)
+        rows = caption_images(images or [], models, settings, skipped, line.update, overlay, server)
         captioned = len(rows)
         if rows:
             write_json(out, rows)
-        if skipped:
-            missing = f"{skipped} of {skipped + len(rows)} images"
+        if skipped.count:
+            missing = f"{skipped.count} of {skipped.count + len(rows)} images"
             print(f"{out}: has no captions of {missing}; COCO's server takes only complete results", file=sys.stderr)
     else:
-        captioned = caption_to_file(images or [], out, models, settings, skip, line.update, overlay)
+        captioned = caption_to_file(images or [], out, models, settings, skipped, line.update, overlay)
     if not captioned:
         raise DataError("no image could be read")
-    if skipped > 1:
-        print(f"{skipped:,} images could not be read; the messages above name them", file=sys.stderr)
+    if skipped.count > 1:
+        print(f"{skipped.count:,} images could not be read; the messages above name them", file=sys.stderr)
+
+
+class _Skipped:
+    """Tells on the error stream which images are skipped, as soon as it is known, and counts them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, error: object) -> None:
+        self.count += 1
+        close_bars()
+        print(f"skipped: {error}", file=sys.stderr)
+
+
+def _caption_and_print(
+    images: Sequence[Path],
+    models: Sequence[Path],
+    settings: DecodingSettings,
+    overlay: Path | None,
+    skipped: _Skipped,
+    line: ProgressLine,
+) -> int:
+    """Print captions a block at a time, on a terminal or into a pipe; gives the number of rows."""
+    from tellapart.captioning import caption_blocks
+
+    captioned = 0
+    for block in caption_blocks(images, models, settings, overlay):
+        for error in block.skipped:
+            skipped(error)
+        _print_captions(block.rows)
+        captioned += len(block.rows)
+        if not sys.stdout.isatty():  # there the captions show the progress
+            line.update(block.done, block.images)
+    return captioned
 
 
 def _print_captions(rows: Sequence[dict[str, Any]]) -> None:
@@ -165,7 +184,6 @@ def score(
     """
     from tellapart.errors import DataError
     from tellapart.files import check_output, write_jsonl
-    from tellapart.progress import ProgressLine
     from tellapart.scoring import score_images
 
     if retriever is not None and model is not None:
@@ -274,7 +292,6 @@ def tell_apart(
     """
     from tellapart.captioning import expand_images
     from tellapart.errors import DataError
-    from tellapart.progress import ProgressLine
     from tellapart.telling_apart.endpoint import Endpoint
     from tellapart.telling_apart.output import check_told_apart, write_told_apart
     from tellapart.telling_apart.settings import TellApartSettings
@@ -353,7 +370,6 @@ def index(
     """
     from tellapart.data.features import Part
     from tellapart.index.photos import check_pictures, open_index
-    from tellapart.progress import ProgressLine
 
     if not photos and not approximate:
         raise typer.BadParameter("give pictures or folders to index (or --approximate for an index that exists)")
@@ -409,8 +425,8 @@ def search(
 
     from tellapart.data.images import SUFFIXES
     from tellapart.files import GENERATOR, check_output, write_jsonl
-    from tellapart.index.photos import open_index, parse_date
-    from tellapart.terminal import print_table
+    from tellapart.index.listing import parse_date
+    from tellapart.index.photos import open_index
 
     page = out is not None and out.suffix == ".html"
     if out is not None:
@@ -446,12 +462,19 @@ def search(
     elif out is not None:
         write_jsonl(out, rows)
     elif sys.stdout.isatty():
-        cells = [[f"{one.similarity:.3f}", one.path, one.taken[:10], one.caption.replace("\n", "; ")] for one in found]
-        shown = 4 if any(one.caption for one in found) else 3
-        print_table(["similarity", "photograph", "taken", "caption"][:shown], [row[:shown] for row in cells])
+        _print_found(found)
     else:
         for row in rows:
             print(json_line(row))
+
+
+def _print_found(found: Sequence[Found]) -> None:
+    """Photographs for people; without captions if none has one."""
+    from tellapart.terminal import print_table
+
+    cells = [[f"{one.similarity:.3f}", one.path, one.taken[:10], one.caption.replace("\n", "; ")] for one in found]
+    shown = 4 if any(one.caption for one in found) else 3
+    print_table(["similarity", "photograph", "taken", "caption"][:shown], [row[:shown] for row in cells])
 
 
 def _photos(count: int) -> str:

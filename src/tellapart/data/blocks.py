@@ -12,7 +12,7 @@ import math
 import os
 import sys
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,6 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from tellapart.files import check_folder, digest_of, lock, new_file, remove_old_temporary_files, write_text
-
-OnBlocks = Callable[[int, int], None]
 
 
 class Blocks:

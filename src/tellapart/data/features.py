@@ -34,7 +34,7 @@ import numpy as np
 from tellapart.data.images import load_image
 from tellapart.data.pictures import PICTURE, Pictures, describe_picture, find_changed
 from tellapart.data.records import Dataset, Record
-from tellapart.data.rows import StoreType, array_layout, pack, read_grid, read_pooled, row_bytes
+from tellapart.data.rows import StoreType, array_layout, pack, pooled_of, read_grid, read_pooled, row_bytes
 from tellapart.encoders.base import EncoderIdentity, ImageEncoder
 from tellapart.errors import DataError, StoreError
 from tellapart.files import (
@@ -44,6 +44,7 @@ from tellapart.files import (
     new_file,
     read_jsonl,
     read_model,
+    read_models,
     temporary_path,
     write_json,
     write_jsonl,
@@ -357,7 +358,7 @@ def _begin(work: Path, kind: StoreType, shape: tuple[int, ...], dataset: Dataset
                 np.lib.format.open_memmap(temporary / array.name, mode="w+", dtype=dtype, shape=dimensions).flush()
             else:
                 shutil.copyfile(folder / "features.npy", temporary / array.name)
-                reasons = {row["id"]: row["reason"] for row in _read_skipped(folder)}
+                reasons = {row.id: row.reason for row in _read_skipped(folder)}
                 for start in _shards(dataset):
                     ids = [record.id for record in dataset.records[start : start + SHARD]]
                     skipped = [reasons.get(id, "not readable") if id in store.skipped else None for id in ids]
@@ -492,8 +493,7 @@ def encode_batches(
         if images:
             grid = encoder.encode(images)
             features[readable, : identity.regions] = grid
-            if not identity.class_token:
-                features[readable, -1] = grid.mean(axis=1)
+            features[readable, -1] = pooled_of(grid, identity.class_token)
         return pack(features, kind), skipped
 
     waiting: deque[Future[tuple[np.ndarray, list[dict[str, str]]]]] = deque()
@@ -509,14 +509,14 @@ def encode_batches(
         pool.shutdown(cancel_futures=True)
 
 
-def _read_skipped(folder: Path) -> list[dict[str, str]]:
+def _read_skipped(folder: Path) -> list[Skipped]:
     path = folder / "skipped.jsonl"
-    return read_jsonl(path) if path.exists() else []
+    return read_models(path, Skipped, "list of skipped pictures") if path.exists() else []
 
 
 def _check_skipped(folder: Path, skipped: int, of: int, max_skipped: float) -> None:
     if skipped > max_skipped * of:
-        first = "".join(f", first: {row['reason']}" for row in _read_skipped(folder)[:1])
+        first = "".join(f", first: {row.reason}" for row in _read_skipped(folder)[:1])
         raise StoreError(
             f"{folder / 'skipped.jsonl'}: {skipped} of {of} pictures cannot be read{first}; "
             "fix them, or allow more with --max-skipped"

@@ -15,7 +15,7 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 
 from tellapart.data.tar import member_bytes, split_tar_path
 from tellapart.errors import DataError
-from tellapart.files import check_regular
+from tellapart.files import check_regular, is_utf8
 
 FORMATS = ("JPEG", "PNG", "WEBP")
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp"})
@@ -55,6 +55,12 @@ def load_image(path: Path, at_least: int | None = None) -> Image.Image:
         raise DataError(f"{path}: this picture does not exist; check the path") from None
     except OSError as error:  # of the tar
         raise DataError(f"{path}: this picture cannot be read ({error}); replace or remove it") from None
+
+
+def check_name(path: Path) -> None:
+    """Raise for a picture whose name is not UTF-8 text: rows of results could not name it."""
+    if not is_utf8(str(path)):
+        raise DataError(f"{path}: the name of this picture is not UTF-8 text; rename it")
 
 
 def open_picture(picture: Picture, at_least: int | None = None, name: str = "picture") -> Image.Image:

@@ -76,3 +76,13 @@ def read_grid(array: np.ndarray, rows: np.ndarray, with_last: bool = False) -> n
 def read_pooled(array: np.ndarray, rows: np.ndarray) -> np.ndarray:
     """Pooled features of these rows, float32 `[rows, width]`."""
     return np.asarray(array[rows, -1] if array.dtype.names is None else array["pooled"][rows], dtype=np.float32)
+
+
+def pooled_of(grid: np.ndarray, class_token: bool) -> np.ndarray:
+    """Pooled features `[images, width]` of region grids: their class token, which is the last region, or the mean.
+
+    >>> grid = np.array([[[1.0, 2.0], [3.0, 6.0]]])
+    >>> pooled_of(grid, class_token=False).tolist(), pooled_of(grid, class_token=True).tolist()
+    ([[2.0, 4.0]], [[3.0, 6.0]])
+    """
+    return np.asarray(grid[:, -1] if class_token else grid.mean(axis=1))

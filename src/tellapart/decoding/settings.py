@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 
-from tellapart.errors import RecipeError
-from tellapart.settings import Section, explain, set_override
+from tellapart.settings import Section, parse_section
 
 
 class DecodingSettings(Section):
@@ -69,10 +68,4 @@ class DecodingSettings(Section):
     @classmethod
     def parse(cls, content: dict[str, Any], overrides: Sequence[str] = ()) -> DecodingSettings:
         """Check plain data after applying overrides such as `groups=3`; all mistakes are reported at once."""
-        content = dict(content)
-        for override in overrides:
-            set_override(content, override)
-        try:
-            return cls.model_validate(content)
-        except ValidationError as error:
-            raise RecipeError("\n".join(explain(error, cls, "decoding."))) from None
+        return parse_section(cls, content, overrides, "decoding.")

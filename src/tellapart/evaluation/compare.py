@@ -140,12 +140,12 @@ def compare(
         "retrieval_images": retrieval_images,
     }
     rows = [ComparedRun(label, run, evaluate(run, **measured_by)) for label, run in opened.items()]
-    measure = CaptionScorer(first.data.dataset, split)
-    measured = {row.label: measured_again(row.evaluation, measure) for row in rows}
-    differences = {label: measure.differences(measured[label], measured[control]) for label in others}
+    scorer = CaptionScorer(first.data.dataset, split)
+    measured = {row.label: measured_again(row.evaluation, scorer) for row in rows}
+    differences = {label: scorer.differences(measured[label], measured[control]) for label in others}
     said = evaluate_people(first, **measured_by) if people else None
     if said is not None:
-        others_measure = CaptionScorer(leave_one_out(first.data.dataset, split)[1], split)
-        differences[PEOPLE] = measure.differences(measured_again(said, others_measure), measured[control])
+        scorer_of_others = CaptionScorer(leave_one_out(first.data.dataset, split)[1], split)
+        differences[PEOPLE] = scorer.differences(measured_again(said, scorer_of_others), measured[control])
     listener_name = None if opened_listener is None else opened_listener.name
-    return Comparison(rows, control, treatment, baseline, judge_name, differences, measure.records, listener_name, said)
+    return Comparison(rows, control, treatment, baseline, judge_name, differences, scorer.records, listener_name, said)

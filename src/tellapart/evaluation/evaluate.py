@@ -23,13 +23,12 @@ from pydantic import ConfigDict, Field
 from tellapart.data.prepare import Prepared, open_dataset, prepare
 from tellapart.data.records import Dataset
 from tellapart.data.settings import DataSettings
-from tellapart.decoding.search import BLOCK, decode_store
-from tellapart.decoding.settings import DecodingSettings
 from tellapart.errors import DataError, RunError
 from tellapart.evaluation.caption_files import captions_of_images
 from tellapart.evaluation.caption_scorer import SAMPLES, SEED, CaptionScorer, Measured, mean_of_measured
 from tellapart.evaluation.judge import Judge, rank_captions
 from tellapart.evaluation.people import PEOPLE, leave_one_out
+from tellapart.evaluation.run_captions import run_captions
 from tellapart.evaluation.self_retrieval import FORMAT as SELF_RETRIEVAL_FORMAT
 from tellapart.evaluation.self_retrieval import KS, SHOWN
 from tellapart.evaluation.similar_images import cider_between_similar, clip_scores_under, consensus_captions
@@ -37,35 +36,21 @@ from tellapart.evaluation.true_listener import FORMAT as TRUE_LISTENER_FORMAT
 from tellapart.evaluation.true_listener import open_true_listener
 from tellapart.files import (
     REBUILD,
-    Pieces,
     Stored,
     check_output,
-    digest_of,
     find_or_make,
-    find_or_make_rows,
-    read_model,
     read_models,
     write_json,
     write_jsonl,
 )
 from tellapart.metrics import Interval, PairedDifference, summarize_ranks
 from tellapart.models import add_measured
-from tellapart.progress import ProgressLine
 from tellapart.run import Run, open_run
 
 # The ranks in a row of `per_image.jsonl`, and what the figures made of them are called.
 RANKS = {"rank": "self_retrieval", "rank_under_judge": "under_judge", "rank_under_listener": "under_listener"}
 # One of these is in every row of `per_image.jsonl`, unless only few figures are measured.
 FIGURES = "CIDEr|Bleu_1|METEOR|ROUGE_L|SPICE|CIDErBtw|rank|rank_under_judge|rank_under_listener"
-
-
-class CaptionRow(Stored):
-    """A row of `captions.jsonl`."""
-
-    id: str
-    caption: str
-    log_prob: float
-    ended: bool
 
 
 class ScoreFile(Stored):
@@ -192,12 +177,12 @@ def evaluate(
     for judge in judges.values():
         judge.check_data(source.dataset, source.label)
     options = _Options(judges, retrieval_images, consensus, similar, metrics)
-    measure = CaptionScorer(source.dataset, split, metrics)
-    found = _measure(source, measure, options)
+    scorer = CaptionScorer(source.dataset, split, metrics)
+    found = _measure(source, scorer, options)
     if other is None:
         return found
-    control = _measure(other, measure, options, keep=other.run is not None)
-    differences = measure.differences(measured_again(found, measure), measured_again(control, measure))
+    control = _measure(other, scorer, options, keep=other.run is not None)
+    differences = scorer.differences(measured_again(found, scorer), measured_again(control, scorer))
     write_json(
         source.path("differences.json"),
         {
@@ -346,120 +331,77 @@ def _path(folder: Path, name: str, split: str) -> Path:
     return folder / (name if split == "test" else f"{stem}-{split}{dot}{ending}")
 
 
-def run_captions(
-    run: Run,
-    split: str,
-    images: int | None = None,
-    decoding: DecodingSettings | None = None,
-    path: Path | None = None,
-) -> list[dict[str, Any]]:
-    """Captions of a split by a run's model: id and captions of each image.
-
-    They are kept in `captions.jsonl` (one row per caption, with log_prob and ended) and found again. An interrupted
-    call continues: finished blocks of images are kept in a folder until all are there.
-
-    Args:
-        run: of a captioner.
-        split: the images.
-        images: only the first so many; by default all.
-        decoding: how captions are generated; by default as in the run's recipe.
-        path: the file; by default `captions.jsonl` in the run's folder, and another name for another split.
-    """
-    if run.recipe.trains == "retriever":
-        raise RunError(f"{run.folder}: a retriever writes no captions; give the run of a captioner")
-    records = run.data.dataset.split(split)[:images]
-    limited = "" if images is None else f"-first-{len(records)}"
-    path = path or run.folder / f"captions{'' if split == 'test' else f'-{split}'}{limited}.jsonl"
-    ids = [record.id for record in records]
-    chosen = decoding or run.recipe.decoding
-
-    data = [run.data.dataset.digest, run.data.pictures_digest()]
-    made_from = [run.model_digest, *data, chosen.model_dump(mode="json"), ids]
-    pieces = Pieces(path.with_name(f"{path.stem}-unfinished-{digest_of(made_from)[:16]}"))
-    found: dict[str, list[str]] = {}
-    for row in find_or_make_rows(path, made_from, lambda: _caption(run, ids, chosen, pieces), CaptionRow):
-        found.setdefault(row.id, []).append(row.caption)
-    pieces.remove()
-    if list(found) != ids or len({len(captions) for captions in found.values()}) != 1:
-        raise DataError(f"{path}: is damaged (it does not have the captions of all images); {REBUILD}")
-    return [{"id": id, "captions": captions} for id, captions in found.items()]
-
-
-class _CaptionBlock(Stored):
-    """`images-N.json`: captions of a block of images."""
-
-    rows: list[CaptionRow]
-
-
-def _caption(run: Run, ids: Sequence[str], decoding: DecodingSettings, pieces: Pieces) -> list[dict[str, Any]]:
-    """Caption these images, a block at a time; gives the rows of `captions.jsonl`."""
-    captioner, dataset, store = run.captioner, run.data.dataset, run.data.store
-    store.check(dataset, captioner.encoder)
-    line = ProgressLine(f"captioning {run.recipe.name}", " images")
-    found: list[dict[str, Any]] = []
-    for start in range(0, len(ids), BLOCK):
-        block, name = ids[start : start + BLOCK], f"images-{start:09d}"
-
-        def read(path: Path, block: Sequence[str] = block) -> dict[str, Any]:
-            piece = read_model(path, _CaptionBlock, "piece of unfinished captions")
-            if list(dict.fromkeys(row.id for row in piece.rows)) != list(block):
-                raise DataError(f"{path}: is damaged (it is of other images); {REBUILD}")
-            return piece.model_dump()
-
-        piece = pieces.find(name, read)
-        if piece is None:
-            line.update(start, len(ids))  # only of blocks made now, so that found ones do not count for the rate
-            said = decode_store(captioner, store, [dataset.row(id) for id in block], decoding)
-            rows = [{"id": id, **asdict(one)} for id, several in zip(block, said, strict=True) for one in several]
-            piece = pieces.keep(name, {"rows": rows})
-        found += piece["rows"]
-    line.update(len(ids), len(ids))
-    return found
-
-
 # --- figures ----------------------------------------------------------------------------------------------------------
 
 
-def _measure(source: _Source, measure: CaptionScorer, options: _Options, keep: bool = True) -> Evaluation:
+def _measure(source: _Source, scorer: CaptionScorer, options: _Options, keep: bool = True) -> Evaluation:
     """The evaluation of these captions; found or kept in the source's folder unless `keep` is false."""
     rows: list[dict[str, Any]] = []
 
     def make() -> dict[str, Any]:
-        captions = source.captions
-        if options.consensus is not None:
-            captions = consensus_captions(source.prepared(), source.split, captions, options.consensus)
-        measured = measure.measure(captions)
-        ids = [record.id for record in measure.records]
-        rows.extend(_caption_row(id, texts) for id, texts in zip(ids, captions, strict=True))
-        references = [record.captions for record in measure.records]
-        _add_ranks(source, captions, references, measured, rows, options)
-        _add_true_listener(source, captions, measured, options)
-        if options.similar is not None:
-            first = [texts[0] for texts in captions]
-            measured.add("CIDErBtw", cider_between_similar(source.prepared(), source.split, first, options.similar))
-        for name, values in measured.per_image.items():
-            for row, value in zip(rows, values.tolist(), strict=True):
-                if np.isfinite(value):
-                    row[name] = value
+        found, measured = _figures(source, scorer, options)
+        rows.extend(found)
         if keep:
             write_jsonl(source.path("per_image.jsonl"), rows)
             if source.run is not None and source.folder == source.run.folder:
                 add_measured(source.run.folder, source.split, measured.corpus)
-        intervals = measure.intervals(measured)
-        return {
-            "captions": Path(source.label).name,
-            "data": source.dataset.name,
-            "split": source.split,
-            "images": len(rows),
-            "captions_per_image": len(captions[0]),
-            "judge": options.name("rank_under_judge"),
-            "listener": options.name("rank_under_listener"),
-            "corpus": measured.corpus,
-            "intervals": {name: [interval.low, interval.high] for name, interval in intervals.items()},
-            "not_reported": measured.not_reported,
-            "bootstrap": {"samples": SAMPLES, "seed": SEED},
-        }
+        return _score_file(source, scorer, options, rows, measured)
 
+    path = source.path("scores.json")
+    if keep:
+        content = find_or_make(path, _made_from(source, options), make, ScoreFile)
+    else:
+        content = ScoreFile.model_validate(make(), strict=False)
+    if not content.intervals.keys() <= content.corpus.keys():
+        raise DataError(f"{path}: is damaged (it has intervals of unknown figures); {REBUILD}")
+    intervals = {name: Interval(content.corpus[name], low, high) for name, (low, high) in content.intervals.items()}
+    if not rows:
+        rows = _read_rows(source.path("per_image.jsonl"), [record.id for record in scorer.records], path)
+    return Evaluation(source.label, source.folder, source.split, content.corpus, intervals, rows, content.not_reported)
+
+
+def _figures(source: _Source, scorer: CaptionScorer, options: _Options) -> tuple[list[dict[str, Any]], Measured]:
+    """Measure the captions: the rows of `per_image.jsonl`, and the figures."""
+    captions = source.captions
+    if options.consensus is not None:
+        captions = consensus_captions(source.prepared(), source.split, captions, options.consensus)
+    measured = scorer.measure(captions)
+    rows = [_caption_row(record.id, texts) for record, texts in zip(scorer.records, captions, strict=True)]
+    references = [record.captions for record in scorer.records]
+    _add_ranks(source, captions, references, measured, rows, options)
+    _add_true_listener(source, captions, measured, options)
+    if options.similar is not None:
+        first = [texts[0] for texts in captions]
+        measured.add("CIDErBtw", cider_between_similar(source.prepared(), source.split, first, options.similar))
+    for name, values in measured.per_image.items():
+        for row, value in zip(rows, values.tolist(), strict=True):
+            if np.isfinite(value):
+                row[name] = value
+    return rows, measured
+
+
+def _score_file(
+    source: _Source, scorer: CaptionScorer, options: _Options, rows: list[dict[str, Any]], measured: Measured
+) -> dict[str, Any]:
+    """The content of `scores.json`."""
+    intervals = scorer.intervals(measured)
+    return {
+        "captions": Path(source.label).name,
+        "data": source.dataset.name,
+        "split": source.split,
+        "images": len(rows),
+        "captions_per_image": len(rows[0].get("captions", [""])),
+        "judge": options.name("rank_under_judge"),
+        "listener": options.name("rank_under_listener"),
+        "corpus": measured.corpus,
+        "intervals": {name: [interval.low, interval.high] for name, interval in intervals.items()},
+        "not_reported": measured.not_reported,
+        "bootstrap": {"samples": SAMPLES, "seed": SEED},
+    }
+
+
+def _made_from(source: _Source, options: _Options) -> list[Any]:
+    """What decides the figures."""
     made_from: list[Any] = [source.dataset.digest, source.split, source.captions, options.made_from()]
     if source.run is not None:
         made_from += [source.run.model_digest, {"self_retrieval": SELF_RETRIEVAL_FORMAT}]
@@ -470,14 +412,7 @@ def _measure(source: _Source, measure: CaptionScorer, options: _Options, keep: b
         made_from.append(source.prepared().pictures_digest())
     if source.settings.source == "scenes":
         made_from.append({"true_listener": TRUE_LISTENER_FORMAT})
-    path = source.path("scores.json")
-    content = find_or_make(path, made_from, make, ScoreFile) if keep else ScoreFile.model_validate(make(), strict=False)
-    if not content.intervals.keys() <= content.corpus.keys():
-        raise DataError(f"{path}: is damaged (it has intervals of unknown figures); {REBUILD}")
-    intervals = {name: Interval(content.corpus[name], low, high) for name, (low, high) in content.intervals.items()}
-    if not rows:
-        rows = _read_rows(source.path("per_image.jsonl"), [record.id for record in measure.records], path)
-    return Evaluation(source.label, source.folder, source.split, content.corpus, intervals, rows, content.not_reported)
+    return made_from
 
 
 def _read_rows(path: Path, ids: list[str], scores: Path) -> list[dict[str, Any]]:
@@ -555,7 +490,7 @@ def _add_rank_figures(measured: Measured, name: str, ranks: NDArray[np.float64])
     measured.corpus[f"{name}_images"] = images
 
 
-def measured_again(evaluation: Evaluation, measure: CaptionScorer) -> Measured:
+def measured_again(evaluation: Evaluation, scorer: CaptionScorer) -> Measured:
     """A measurement with what it is resampled from, from an evaluation that may have been read from its files."""
     per_image = {
         name: _column(evaluation.rows, name)
@@ -563,7 +498,7 @@ def measured_again(evaluation: Evaluation, measure: CaptionScorer) -> Measured:
         if any(name in row for row in evaluation.rows)
     }
     measured = Measured(dict(evaluation.corpus), per_image, evaluation.not_reported)
-    measured.statistics |= measure.statistics(list(evaluation.captions.values()), measured.corpus, per_image)
+    measured.statistics |= scorer.statistics(list(evaluation.captions.values()), measured.corpus, per_image)
     for key, name in RANKS.items():
         ranks = _column(evaluation.rows, key)
         if np.isfinite(ranks).any():

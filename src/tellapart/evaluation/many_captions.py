@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from tellapart.data.records import Dataset, Record
 from tellapart.decoding.settings import DecodingSettings
 from tellapart.errors import DataError, RunError
-from tellapart.evaluation.evaluate import run_captions
+from tellapart.evaluation.run_captions import run_captions
 from tellapart.evaluation.similar_images import Consensus
 from tellapart.files import Stored
 from tellapart.metrics import PairedDifference, paired_bootstraps_over_seeds, tokenize

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from tellapart.data.features import WHOLE, Part
 from tellapart.evaluation.caption_files import captions_of_images
-from tellapart.evaluation.evaluate import open_judge, run_captions
+from tellapart.evaluation.evaluate import open_judge
 from tellapart.evaluation.judge import CaptionRanks, rank_captions
+from tellapart.evaluation.run_captions import run_captions
 from tellapart.files import check_output, write_json, write_jsonl
 from tellapart.run import Run
 

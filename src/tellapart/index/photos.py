@@ -6,9 +6,7 @@ every `BLOCK` pictures, so a killed call loses at most the block it was encoding
 
 from __future__ import annotations
 
-import os
-import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -19,16 +17,24 @@ import numpy as np
 from PIL import Image
 
 from tellapart.data.features import BATCH, WHOLE, Part, encode_batches
-from tellapart.data.images import SUFFIXES, date_taken, load_image
-from tellapart.data.pictures import describe_picture
+from tellapart.data.images import load_image
+from tellapart.data.pictures import stamp_of
 from tellapart.data.records import Dataset, Record
 from tellapart.data.rows import read_grid
-from tellapart.errors import DataError, RecipeError, StoreError, shorten, some
-from tellapart.evaluation.caption_files import read_captions
-from tellapart.files import is_utf8
+from tellapart.errors import DataError, RecipeError, StoreError
 from tellapart.huggingface.hub import locate
-from tellapart.index.base import ALL, MAX_CAPTION, ROWS, File, Hit, Made, Photo, Recall, Store, Vector, Where, row_id
+from tellapart.index.base import ALL, ROWS, File, Hit, Made, Photo, Recall, Store, Vector, Where
 from tellapart.index.lance import LanceStore
+from tellapart.index.listing import (
+    absolute,
+    bad_name,
+    clock_seconds,
+    describe,
+    is_in_part,
+    list_pictures,
+    match_captions,
+    taken_at,
+)
 from tellapart.index.milvus import MilvusStore, is_address
 from tellapart.index.retriever import Reader
 from tellapart.shipped import find_model
@@ -42,43 +48,15 @@ FUSION, FUSED = 60, 100
 # Of captions, only those with this share of the best one's score count, and words that say nothing are left out: else a
 # photograph whose caption shares an "a" with the query would come before one that shows what is asked for.
 SHARE = 0.5
+# fmt: off
 EMPTY_WORDS = frozenset(
-    [
-        "a",
-        "an",
-        "and",
-        "are",
-        "as",
-        "at",
-        "be",
-        "by",
-        "for",
-        "from",
-        "has",
-        "have",
-        "he",
-        "her",
-        "his",
-        "in",
-        "is",
-        "it",
-        "its",
-        "of",
-        "on",
-        "or",
-        "she",
-        "some",
-        "that",
-        "the",
-        "their",
-        "there",
-        "they",
-        "this",
-        "to",
-        "up",
+    {
+        "a", "an", "and", "are", "as", "at", "be", "by", "for", "from", "has", "have", "he", "her", "his", "in", "is",
+        "it", "its", "of", "on", "or", "she", "some", "that", "the", "their", "there", "they", "this", "to", "up",
         "with",
-    ]
+    }
 )
+# fmt: on
 # What a sentence is compared with.
 IN = ("both", "pictures", "captions")
 
@@ -181,9 +159,9 @@ class PhotoIndex:
         """
         listed = list_pictures(paths)
         known = {
-            file.path: file for file in self.store.files(listed.folders, listed.named) if _is_mine(file.path, part)
+            file.path: file for file in self.store.files(listed.folders, listed.named) if is_in_part(file.path, part)
         }
-        missing = [path for path in listed.missing if _is_mine(path, part) and path not in known]
+        missing = [path for path in listed.missing if is_in_part(path, part) and path not in known]
         if missing:
             raise DataError(f"{missing[0]}: this picture does not exist; check the path")
         for folder in listed.empty:
@@ -193,9 +171,9 @@ class PhotoIndex:
                     f"to remove its {len(lost):,} pictures from the index, use --delete" if lost else "check the path"
                 )
                 raise DataError(f"{folder}: no picture is in this folder; {remedy}")
-        changes = Changes(skipped=[str(_bad_name(path)) for path in listed.bad_names if _is_mine(path, part)])
-        said = _match_captions(captions, listed, changes)
-        mine = [path for path in listed.files if _is_mine(path, part)]
+        changes = Changes(skipped=[str(bad_name(path)) for path in listed.bad_names if is_in_part(path, part)])
+        said, changes.unmatched = match_captions(captions, listed)
+        mine = [path for path in listed.files if is_in_part(path, part)]
         self._remove_gone(known, set(mine), changes)
         to_encode = self._refresh(mine, known, said, changes)
         changes.captioned = sum(path in said for path in mine)
@@ -206,7 +184,7 @@ class PhotoIndex:
 
     def delete(self, paths: Sequence[str | Path]) -> int:
         """Remove pictures, or all pictures below folders, from the index; gives how many. No file is touched."""
-        named = [_absolute(path) for path in paths]
+        named = [absolute(path) for path in paths]
         found = list(dict.fromkeys(file.path for file in self.store.files(named, named)))
         self.store.remove(found)
         if found:
@@ -363,9 +341,9 @@ class PhotoIndex:
             if before is None:
                 to_encode.append(path)
                 continue
-            stamp = _stamp(path)
-            now = replace(before, size=stamp[0], time=stamp[1], caption=said.get(path, before.caption))
-            if (now.size, now.time) != (before.size, before.time) and _describe(path).content != before.content:
+            size, time = stamp_of(path)
+            now = replace(before, size=size, time=time, caption=said.get(path, before.caption))
+            if (now.size, now.time) != (before.size, before.time) and describe(path).content != before.content:
                 to_encode.append(path)
                 continue
             changes.unchanged += 1
@@ -398,10 +376,10 @@ class PhotoIndex:
             for start in range(0, len(paths), BATCH):
                 records = dataset.records[start : start + BATCH]
                 for record in records:
-                    file = _describe(record.id)
+                    file = describe(record.id)
                     before = known.get(record.id)
                     caption = said.get(record.id, before.caption if before is not None else "")
-                    described[record.id] = replace(file, caption=caption), _taken(record.id, file)
+                    described[record.id] = replace(file, caption=caption), taken_at(record.id, file)
                 yield records
 
         encoder = self.reader.encoder
@@ -482,129 +460,6 @@ def _named(made: Made) -> str:
     return f"{made.name} {made.retriever[:8]} on {made.encoder.name}"
 
 
-# --- files ------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Listed:
-    """Pictures that were asked for, by absolute path.
-
-    Attributes:
-        files: those that are there, each once.
-        folders: the folders that were named. named: the other paths that were named.
-        missing: named paths without a file. empty: named folders without a picture.
-        bad_names: paths that are not UTF-8 text.
-    """
-
-    files: list[str]
-    folders: list[str]
-    named: list[str]
-    missing: list[str]
-    empty: list[str]
-    bad_names: list[str]
-
-
-def list_pictures(paths: Sequence[str | Path]) -> Listed:
-    """Find the pictures in folders and among named files."""
-    if isinstance(paths, str | Path):
-        raise DataError(f"{paths}: give a list of pictures and folders, such as [{str(paths)!r}]")
-    if not paths:
-        raise DataError("no picture was given; give picture files or folders")
-    listed = Listed([], [], [], [], [], [])
-    found: dict[str, None] = {}
-    for path in map(_absolute, paths):
-        if os.path.isdir(path):
-            inside = list(_walk(path))
-            listed.folders.append(path)
-            found.update(dict.fromkeys(inside))
-            if not inside:
-                listed.empty.append(path)
-        else:
-            listed.named.append(path)
-            if os.path.exists(path):
-                found[path] = None
-            else:
-                listed.missing.append(path)
-    for path in found:
-        (listed.files if is_utf8(path) else listed.bad_names).append(path)
-    wrong = [path for path in (*listed.folders, *listed.missing) if not is_utf8(path)]
-    if wrong:
-        raise _bad_name(wrong[0])
-    return replace(listed, named=[path for path in listed.named if is_utf8(path)])
-
-
-def _walk(folder: str) -> Iterator[str]:
-    """Pictures below a folder, in alphabetical order."""
-
-    def fail(error: OSError) -> None:
-        raise DataError(f"{error.filename}: this folder cannot be read ({error.strerror}); check its permissions")
-
-    for inner, folders, names in os.walk(folder, onerror=fail):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for name in sorted(names):
-            if not name.startswith(".") and os.path.splitext(name)[1].lower() in SUFFIXES:
-                yield os.path.join(inner, name)
-
-
-def _absolute(path: str | Path) -> str:
-    if "\0" in str(path):
-        raise DataError(f"{str(path)!r}: this is not a path; check it")
-    return Path(os.path.abspath(path)).as_posix()
-
-
-def _bad_name(path: str) -> DataError:
-    return DataError(f"{path!a}: the name of this picture is not UTF-8 text; rename it")
-
-
-def _is_mine(path: str, part: Part) -> bool:
-    """Whether a picture is in this part: it depends on its path only."""
-    return part == WHOLE or int(row_id(path if is_utf8(path) else ascii(path)), 16) % part.of == part.index
-
-
-def _describe(path: str) -> File:
-    size, time, content = describe_picture(Path(path))
-    return File(path, size, time, bytes(content).hex(), "")
-
-
-def _stamp(path: str) -> tuple[int, int]:
-    try:
-        about = os.stat(path)
-    except OSError:
-        return -1, -1
-    return about.st_size, about.st_mtime_ns
-
-
-def _taken(path: str, file: File) -> int:
-    """When a picture was taken, in seconds of clock time: by the camera, else the time of the file."""
-    date = date_taken(Path(path))
-    return clock_seconds(date if date is not None else datetime.fromtimestamp(file.time / 1e9))
-
-
-def clock_seconds(date: datetime) -> int:
-    """A date and time as the clock on the wall showed it, as a number; cameras do not say in which time zone.
-
-    >>> clock_seconds(datetime(1970, 1, 2))
-    86400
-    """
-    return int(date.replace(tzinfo=UTC).timestamp())
-
-
-def parse_date(text: str) -> datetime:
-    """A date, and a time if it has one.
-
-    >>> parse_date("2024-05"), parse_date("2024-05-31T18:30")
-    (datetime.datetime(2024, 5, 1, 0, 0), datetime.datetime(2024, 5, 31, 18, 30))
-    """
-    begun = re.fullmatch(r"(\d{4})(-\d\d)?", text)
-    try:
-        return datetime.fromisoformat(f"{begun[1]}{begun[2] or '-01'}-01" if begun else text)
-    except ValueError:
-        raise DataError(f"'{shorten(text, 40)}' is not a date; write it as 2024, 2024-05 or 2024-05-31") from None
-
-
-# --- captions ---------------------------------------------------------------------------------------------------------
-
-
 def _telling_words(query: str) -> str:
     """A query without words that say nothing; as it is if it has no others.
 
@@ -612,34 +467,3 @@ def _telling_words(query: str) -> str:
     ('Two dogs beach', 'it is')
     """
     return " ".join(word for word in query.split() if word.lower() not in EMPTY_WORDS) or query
-
-
-def _match_captions(
-    captions: str | Path | Mapping[str, Sequence[str]] | None, listed: Listed, changes: Changes
-) -> dict[str, str]:
-    """Captions by absolute path; several captions of a picture are lines of one text."""
-    if captions is None:
-        return {}
-    source = "the captions" if isinstance(captions, Mapping) else str(captions)
-    if not isinstance(captions, Mapping):
-        captions = read_captions(Path(captions), ragged=True)
-    files = set(listed.files)
-    names = Counter(os.path.basename(path) for path in listed.files)
-    by_name = {os.path.basename(path): path for path in listed.files}
-    said: dict[str, str] = {}
-    unmatched = []
-    for id, texts in captions.items():
-        candidates = [_absolute(id), *(_absolute(os.path.join(folder, id)) for folder in listed.folders)]
-        path = next((one for one in candidates if one in files), None)
-        if path is None and names[os.path.basename(id)] == 1:
-            path = by_name[os.path.basename(id)]
-        if path is None:
-            unmatched.append(id)
-        else:
-            said[path] = "\n".join(texts).encode("utf-8")[:MAX_CAPTION].decode("utf-8", "ignore")
-    if not said:
-        raise DataError(
-            f"{source}: no caption is of one of these pictures (ids: {some(unmatched)}); name them by path or file name"
-        )
-    changes.unmatched = len(unmatched)
-    return said

@@ -85,15 +85,40 @@ def evaluate(
         said = [tokenize(captions) for captions in said]
         groups = [tokenize(group) for group in groups]
         training = None if training is None else tokenize(training)
-    first = [captions[0] for captions in said]
-
     scores = Scores()
+    first = [captions[0] for captions in said]
+    _add_quality(scores, ids, groups, first, families, frequencies, required=metrics is not None)
+    if "diversity" in families:
+        _add_diversity(scores, ids, groups, said, families, frequencies, training)
+    return scores
+
+
+def _add_quality(
+    scores: Scores,
+    ids: Sequence[str],
+    groups: Sequence[list[str]],
+    first: Sequence[str],
+    families: Sequence[str],
+    frequencies: DocumentFrequencies | None,
+    required: bool,
+) -> None:
+    """The scores of one caption per image, in the order of the COCO tool.
+
+    Args:
+        scores: gets them.
+        ids: of the images.
+        groups: their references.
+        first: their captions.
+        families: to compute.
+        frequencies: for CIDEr.
+        required: whether a metric whose data are missing is an error.
+    """
 
     def add(metric: str, corpus: float, per_image: NDArray[np.float64]) -> None:
         scores.corpus[metric] = corpus
         scores.per_image[metric] = dict(zip(ids, per_image.tolist(), strict=True))
 
-    # BLEU and CIDEr share the n-gram counts; scores are reported in the COCO tool's order.
+    # BLEU and CIDEr share the n-gram counts.
     captions = number_captions(groups, first, None if frequencies is None else frequencies.vocabulary())
     bleu, cider = _by_ngrams(captions, families, frequencies)
     if bleu is not None:
@@ -107,7 +132,7 @@ def evaluate(
             meteor = meteor_scores(groups, first)
             add("METEOR", meteor.corpus, meteor.per_image)
         except (MissingExtraError, LimitError) as error:
-            if metrics is not None:
+            if required:
                 raise
             scores.not_reported["METEOR"] = str(error)
     if "rouge" in families:
@@ -122,24 +147,40 @@ def evaluate(
             add("SPICE", spice.corpus, spice.per_image)
         else:
             scores.not_reported["SPICE"] = reason
-    if "diversity" in families:
-        diversity = caption_diversity(first, training)
-        scores.corpus["distinct"] = diversity.distinct
-        if diversity.novel is not None:
-            scores.corpus["novel"] = diversity.novel
-        scores.corpus["vocabulary"] = float(diversity.vocabulary)
-        scores.corpus["mean_length"] = diversity.mean_length
-        scores.corpus["bad_endings"] = bad_endings(first)
-        if len(said[0]) > 1:
-            # The best of n captions, by each metric that is reported for the first.
-            best_by = [family for family in families if family in ORACLE and family.upper() not in scores.not_reported]
-            several = candidate_scores(
-                said, groups, frequencies=frequencies, training_captions=training, oracle=best_by
-            )
-            scores.corpus.update(several.corpus)
-            for metric, figures in several.per_image.items():
-                scores.per_image[metric] = dict(zip(ids, figures.tolist(), strict=True))
-    return scores
+
+
+def _add_diversity(
+    scores: Scores,
+    ids: Sequence[str],
+    groups: Sequence[list[str]],
+    said: Sequence[list[str]],
+    families: Sequence[str],
+    frequencies: DocumentFrequencies | None,
+    training: list[str] | None,
+) -> None:
+    """The diversity of each image's first caption over the images and, if it has several, of these among each other.
+
+    Args:
+        scores: gets the figures; it has those of quality.
+        ids, groups, families, frequencies: see `_add_quality`.
+        said: the captions of each image.
+        training: the training captions, for `novel`.
+    """
+    first = [captions[0] for captions in said]
+    diversity = caption_diversity(first, training)
+    scores.corpus["distinct"] = diversity.distinct
+    if diversity.novel is not None:
+        scores.corpus["novel"] = diversity.novel
+    scores.corpus["vocabulary"] = float(diversity.vocabulary)
+    scores.corpus["mean_length"] = diversity.mean_length
+    scores.corpus["bad_endings"] = bad_endings(first)
+    if len(said[0]) > 1:
+        # The best of n captions, by each metric that is reported for the first.
+        best_by = [family for family in families if family in ORACLE and family.upper() not in scores.not_reported]
+        several = candidate_scores(said, groups, frequencies=frequencies, training_captions=training, oracle=best_by)
+        scores.corpus.update(several.corpus)
+        for metric, figures in several.per_image.items():
+            scores.per_image[metric] = dict(zip(ids, figures.tolist(), strict=True))
 
 
 def _by_ngrams(

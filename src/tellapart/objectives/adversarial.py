@@ -12,12 +12,10 @@ from torch.nn import functional
 from tellapart.captioners.base import Captioner
 from tellapart.data.batches import Batch, Kind
 from tellapart.decoding.sampling import draw
-from tellapart.decoding.settings import DecodingSettings
 from tellapart.objectives.base import Needs, Objective, Progress, Roles, Total
+from tellapart.objectives.own_captions import PLAIN_SAMPLING, without_dropout
 from tellapart.settings import MAX_WIDTH, Section
 from tellapart.text import END, PAD, START
-
-PLAIN_SAMPLING = DecodingSettings()  # words are drawn from p itself
 
 
 def evaluator_terms(
@@ -294,12 +292,8 @@ class Adversarial(Objective):
             nothing = torch.zeros(0, time, dtype=torch.long, device=features.device)
             return Sample(nothing, nothing > 0, nothing.view(0, time, 1, time)[:, :, :rollouts], nothing > 0)
         chance = batch.uniform("words", 1 + time * rollouts, time)
-        training = self.target.training
-        self.target.eval()
-        try:
+        with torch.no_grad(), without_dropout(self.target):
             return sample_with_rollouts(self.target, features, chance)
-        finally:
-            self.target.train(training)
 
     @torch.no_grad()
     def _values(self, features: torch.Tensor, sample: Sample) -> torch.Tensor:

@@ -14,7 +14,7 @@ from tellapart.captioners.base import Captioner
 from tellapart.data.batches import Batch, Kind
 from tellapart.errors import RecipeError
 from tellapart.objectives.base import Needs, Objective, Progress, Roles, Total, captions_of
-from tellapart.objectives.self_critical import sample_tokens, without_dropout
+from tellapart.objectives.own_captions import sample_tokens, without_dropout
 from tellapart.settings import Section
 from tellapart.text import PAD, SPECIALS, Vocabulary
 

@@ -15,7 +15,7 @@ from tellapart.data.batches import Batch
 from tellapart.decoding.base import Decodable
 from tellapart.errors import RecipeError
 from tellapart.objectives.base import Needs, Objective, Progress, Roles, Start, Total
-from tellapart.objectives.self_critical import backward_in_eval_mode, without_dropout
+from tellapart.objectives.own_captions import backward_in_eval_mode, without_dropout
 from tellapart.objectives.straight_through import SpokenCaptions, gumbel_noise, straight_through
 from tellapart.retrievers.base import Raw, Retriever
 from tellapart.settings import Section

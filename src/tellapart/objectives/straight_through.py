@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from tellapart.captioners.base import Captioner, at_tokens
-from tellapart.objectives.self_critical import sample_tokens
+from tellapart.objectives.own_captions import sample_tokens
 from tellapart.text import END, PAD
 
 

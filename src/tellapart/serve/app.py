@@ -22,7 +22,7 @@ from tellapart.index.photos import open_index
 from tellapart.serve import answers
 from tellapart.serve.collection import Collection, Neighbour
 from tellapart.serve.metrics import Metrics
-from tellapart.serve.models import Captioned, Group, Member, Models, ToldUpload, WordRead, pooled
+from tellapart.serve.models import Captioned, Group, Member, Models, ToldUpload, WordRead
 from tellapart.serve.pictures import Opened, PictureError, Pixels, open_upload, plain_name, thumbnail
 from tellapart.serve.settings import ServeSettings
 from tellapart.serve.uploads import PREFIX, Upload, Uploads
@@ -149,7 +149,7 @@ class Service:
     def _groups(self, uploads: Sequence[Upload], settings: TellApartSettings) -> list[list[int]]:
         if settings.one_group:
             return [list(range(len(uploads)))]
-        vectors = pooled([one.features for one in uploads], self.models.describer.encoder)
+        vectors = self.models.pooled([one.features for one in uploads])
         return sorted(group_alike(vectors, settings.threshold, settings.group_size), key=lambda one: one[0])
 
     async def _tell(

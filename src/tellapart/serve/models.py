@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from tellapart.data.rows import pooled_of
 from tellapart.decoding.search import decode
 from tellapart.describing import Describer
 from tellapart.encoders.base import ImageEncoder
@@ -114,7 +115,7 @@ class Group:
 
     @cached_property
     def tasks(self) -> list[Task]:
-        unit = unit_vectors(pooled(self._features, self.models.describer.encoder))
+        unit = unit_vectors(self.models.pooled(self._features))
         whole = range(len(self._features))
         return [Task(place, tuple(others_nearest_first(unit, whole, place))) for place in range(len(self.uploads))]
 
@@ -149,6 +150,10 @@ class Models:
 
     def tensor(self, features: Sequence[Features]) -> torch.Tensor:
         return torch.from_numpy(np.stack(features)).to(self.describer.captioner.device)
+
+    def pooled(self, features: Sequence[Features]) -> Features:
+        """One vector for each picture, by which similar ones are grouped; from the captioner's features."""
+        return pooled_of(np.stack(features), self.describer.encoder.identity.class_token)
 
     def about(self) -> dict[str, dict[str, Any]]:
         """What the models are, without the folders they are in."""
@@ -250,22 +255,13 @@ def _tell(group: Group, places: Sequence[int]) -> list[ToldUpload]:
     told = tell_tasks(group.scorer, group.features, tasks, group.settings, models.describer.decoding, numbers)
     plain = models.read_captions([(one.features, each.plain.text) for one, each in zip(uploads, told, strict=True)])
     best = models.read_captions([(one.features, each.best.text) for one, each in zip(uploads, told, strict=True)])
-    found = []
-    for task, one, plain_read, best_read in zip(tasks, told, plain, best, strict=True):
-        in_plain = group.scorer.distinguishing_words(task, one.plain.text, group.settings)
-        found.append(
-            ToldUpload(one, 1 + len(task.others), mark(plain_read.words, in_plain), mark(best_read.words, one.words))
-        )
-    return found
+    in_plain = group.scorer.distinguishing_words(tasks, [one.plain.text for one in told], group.settings)
+    return [
+        ToldUpload(one, 1 + len(task.others), mark(plain_read.words, marked), mark(best_read.words, one.words))
+        for task, one, plain_read, best_read, marked in zip(tasks, told, plain, best, in_plain, strict=True)
+    ]
 
 
 def mark(words: Sequence[WordRead], distinguishing: Sequence[str]) -> list[WordRead]:
     """Words, those that tell a picture apart marked."""
     return [replace(word, distinguishing=word.word in distinguishing) for word in words]
-
-
-def pooled(features: Sequence[Features], encoder: ImageEncoder) -> Features:
-    """One vector for each picture, by which similar ones are grouped."""
-    grids = np.stack(features)
-    found: Features = grids[:, -1] if encoder.identity.class_token else grids.mean(axis=1)
-    return found

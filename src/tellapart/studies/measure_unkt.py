@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tellapart.data.prepare import Prepared
-from tellapart.evaluation.evaluate import run_captions
 from tellapart.evaluation.many_captions import (
     BEST,
     CAPTIONS,
@@ -22,6 +21,7 @@ from tellapart.evaluation.many_captions import (
     matched_differences,
     shared_quality,
 )
+from tellapart.evaluation.run_captions import run_captions
 from tellapart.files import Stored
 from tellapart.metrics import PairedDifference, tokenize
 from tellapart.metrics.bootstrap import mean_statistic

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from tellapart.decoding.base import Decodable
 from tellapart.retrievers.base import Retriever, take
@@ -101,51 +102,48 @@ class Scorer:
         asked = settings.likelihood_weight(self.retriever is not None) > 0
         likelihood = self._under_captioner(tokens, own.sum(dim=1), others) if asked else [0.0] * len(texts)
         retrieval = self._under_retriever(tasks, candidates, settings)
-        doubts = [
-            doubt(
-                [
-                    (own[row, word.first : word.end].sum().item(), without[row, word.first : word.end].sum().item())
-                    for word in words
-                    if is_content(word.text)
-                ],
-                settings.least_word,
-            )
-            for row, words in enumerate(words_of(self.captioner, tokens))
-        ]
+        doubts = self._doubts(tokens, own, without, settings.least_word)
         columns = iter(zip(fluency, likelihood, retrieval, doubts, strict=True))
         return [[Scored(one, *next(columns)) for one in several] for several in candidates]
 
     @torch.no_grad()
-    def ranks(self, task: Task, captions: Sequence[str]) -> list[int]:
-        """The rank of the picture for each caption among it and all its distractors, from 1; ties count against it.
+    def ranks(self, tasks: Sequence[Task], captions: Sequence[Sequence[str]]) -> list[list[int]]:
+        """The rank of each task's picture for each of its captions, among it and all its distractors.
 
-        By the retriever's similarity, or without one by the captioner's ln p(caption | picture).
+        Ranks are from 1, and ties count against the picture. They are by the retriever's similarity, or without one by
+        the captioner's ln p(caption | picture).
+
+        Args:
+            tasks: the pictures.
+            captions: those of each task.
         """
-        pictures = [task.picture, *task.others]
-        if self.retriever is not None:
-            images = take(self._images, torch.tensor(pictures, device=self.retriever.device))
-            scores = self.retriever.similarity(images, self.retriever.embed_texts(captions)).t()
-        else:
-            tokens = self.captioner.tokenize(captions)
-            each = tokens.repeat_interleave(len(pictures), dim=0)
-            scores = self._log_probs(each, pictures * len(captions)).sum(dim=1).view(len(captions), -1)
-        rounding = 1e-6 * scores.abs().amax(dim=1, keepdim=True)
-        ranks: list[int] = (scores[:, 1:] >= scores[:, :1] - rounding).sum(dim=1).add(1).tolist()
-        return ranks
+        pictures = [[task.picture, *task.others] for task in tasks]
+        compare = self._log_likelihoods if self.retriever is None else self._similarities
+        return [_ranks_of_first(scores) for scores in compare(captions, pictures)]
 
     @torch.no_grad()
-    def distinguishing_words(self, task: Task, caption: str, settings: TellApartSettings) -> list[str]:
-        """The content words of a caption that are likelier for this picture than for its distractors."""
-        others = task.others[: settings.distractors]
-        if not others:
-            return []
-        tokens = self.captioner.tokenize([caption])
-        pictures = [task.picture, *others]
-        own, *rest = self._log_probs(tokens.expand(len(pictures), -1), pictures)
-        gain = own - (torch.stack(rest).logsumexp(dim=0) - math.log(len(rest)))
-        (words,) = words_of(self.captioner, tokens)
-        gains = [gain[word.first : word.end].sum().item() for word in words]
-        return marked_words(words, gains, math.log(settings.marked))
+    def distinguishing_words(
+        self, tasks: Sequence[Task], captions: Sequence[str], settings: TellApartSettings
+    ) -> list[list[str]]:
+        """The content words of each task's caption that are likelier for its picture than for its distractors.
+
+        Args:
+            tasks: the pictures; one without distractors has no such words.
+            captions: one for each task.
+            settings: how many distractors count, and which words are marked.
+        """
+        found: list[list[str]] = [[] for _ in tasks]
+        asked = [row for row, task in enumerate(tasks) if task.others]
+        if not asked:
+            return found
+        tokens = self.captioner.tokenize([captions[row] for row in asked])
+        pictures = [[tasks[row].picture, *tasks[row].others[: settings.distractors]] for row in asked]
+        parts = self._log_probs_of_each(tokens, pictures)
+        for row, part, words in zip(asked, parts, words_of(self.captioner, tokens), strict=True):
+            gain = part[0] - (part[1:].logsumexp(dim=0) - math.log(len(part) - 1))
+            gains = [gain[word.first : word.end].sum().item() for word in words]
+            found[row] = marked_words(words, gains, math.log(settings.marked))
+        return found
 
     def _log_probs(self, tokens: torch.Tensor, pictures: Sequence[int]) -> torch.Tensor:
         """ln p of each token `[rows, tokens]`, for one picture a row."""
@@ -156,39 +154,86 @@ class Scorer:
         ]
         return torch.cat(parts)
 
+    def _log_probs_of_each(self, tokens: torch.Tensor, pictures: Sequence[Sequence[int]]) -> tuple[torch.Tensor, ...]:
+        """ln p of each token of every caption for each of its pictures, `[pictures, tokens]`."""
+        rows = [row for row, several in enumerate(pictures) for _ in several]
+        found = self._log_probs(tokens[rows], [place for several in pictures for place in several])
+        return torch.split(found, [len(several) for several in pictures])
+
+    def _log_likelihoods(
+        self, captions: Sequence[Sequence[str]], pictures: Sequence[Sequence[int]]
+    ) -> list[torch.Tensor]:
+        """ln p of each task's captions given its pictures, `[captions, pictures]`."""
+        tokens = self.captioner.tokenize([text for several in captions for text in several])
+        shown = [own for own, several in zip(pictures, captions, strict=True) for _ in several]
+        rows = iter(part.sum(dim=1) for part in self._log_probs_of_each(tokens, shown))
+        return [torch.stack([next(rows) for _ in several]) for several in captions]
+
+    def _similarities(self, captions: Sequence[Sequence[str]], pictures: Sequence[Sequence[int]]) -> list[torch.Tensor]:
+        """Similarity of each task's captions with its pictures, `[captions, pictures]`."""
+        assert self.retriever is not None
+        texts = self.retriever.embed_texts([text for several in captions for text in several])
+        counts = [len(several) for several in captions]
+        rows = torch.arange(sum(counts), device=self.retriever.device)
+        found = []
+        for own, shown in zip(torch.split(rows, counts), pictures, strict=True):
+            images = take(self._images, torch.tensor(shown, device=self.retriever.device))
+            found.append(self.retriever.similarity(images, take(texts, own)).t())
+        return found
+
     def _under_captioner(self, tokens: torch.Tensor, own: torch.Tensor, others: Sequence[Sequence[int]]) -> list[float]:
         """ln p(picture | caption) ∝ p(caption | picture), of each row, among the picture and these others."""
-        rows = [row for row, several in enumerate(others) for _ in several]
-        scores = self._log_probs(tokens[rows], [place for several in others for place in several]).sum(dim=1)
-        found, first = [], 0
-        for mine, several in zip(own, others, strict=True):
-            found.append(log_choice(torch.cat([mine[None], scores[first : first + len(several)]])))
-            first += len(several)
-        return found
+        scores = [part.sum(dim=1) for part in self._log_probs_of_each(tokens, others)]
+        # Where a row has fewer others, those that it lacks have probability 0.
+        padded = pad_sequence(scores, batch_first=True, padding_value=-torch.inf)
+        return log_choice(torch.cat([own[:, None], padded], dim=1))
 
     def _under_retriever(
         self, tasks: Sequence[Task], candidates: Sequence[Sequence[Candidate]], settings: TellApartSettings
-    ) -> list[float | None]:
+    ) -> list[float] | list[None]:
         """ln p(picture | caption) ∝ exp(similarity / temperature), of each candidate; `None` without a retriever."""
         if self.retriever is None:
             return [None] * sum(map(len, candidates))
-        found: list[float | None] = []
-        for task, several in zip(tasks, candidates, strict=True):
+        found: list[float] = []
+        for task, several in zip(tasks, candidates, strict=True):  # a task at a time: it may have a thousand candidates
             pictures = [task.picture, *task.others[: settings.distractors]]
-            images = take(self._images, torch.tensor(pictures, device=self.retriever.device))
-            texts = self.retriever.embed_texts([one.text for one in several])
-            similarity = self.retriever.similarity(images, texts) / settings.retrieval_temperature
-            found += [log_choice(column) for column in similarity.t()]
+            (similarity,) = self._similarities([[one.text for one in several]], [pictures])
+            found += log_choice(similarity / settings.retrieval_temperature)
+        return found
+
+    def _doubts(self, tokens: torch.Tensor, own: torch.Tensor, without: torch.Tensor, least: float) -> list[float]:
+        """`doubt` of the content words of each caption.
+
+        Args:
+            tokens: of the captions.
+            own: ln p of each token for the caption's picture.
+            without: the same for no picture.
+            least: see `doubt`.
+        """
+        # Moved at once: with a GPU, reading a number for each word would wait for it each time.
+        given, alone = (log_probs.double().cpu().numpy() for log_probs in (own, without))
+        found = []
+        for row, words in enumerate(words_of(self.captioner, tokens)):
+            places = [slice(word.first, word.end) for word in words if is_content(word.text)]
+            found.append(doubt([(given[row, at].sum(), alone[row, at].sum()) for at in places], least))
         return found
 
 
-def log_choice(scores: torch.Tensor) -> float:
-    """ln of the softmax of the first score.
+def log_choice(scores: torch.Tensor) -> list[float]:
+    """ln of the softmax of the first score of each row.
 
-    >>> round(log_choice(torch.tensor([0.0, 0.0, 0.0, 0.0])), 4)   # one of four
-    -1.3863
+    >>> [round(found, 4) for found in log_choice(torch.zeros(1, 4))]   # one of four
+    [-1.3863]
     """
-    return float(scores.float().log_softmax(dim=0)[0])
+    found: list[float] = scores.float().log_softmax(dim=1)[:, 0].tolist()
+    return found
+
+
+def _ranks_of_first(scores: torch.Tensor) -> list[int]:
+    """The rank of the first score of each row, from 1; scores that are equal but for rounding go before it."""
+    rounding = 1e-6 * scores.abs().amax(dim=1, keepdim=True)
+    ranks: list[int] = (scores[:, 1:] >= scores[:, :1] - rounding).sum(dim=1).add(1).tolist()
+    return ranks
 
 
 def doubt(words: Sequence[tuple[float, float]], least: float) -> float:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from tellapart.errors import RecipeError
-from tellapart.settings import Section, explain, set_override
+from tellapart.settings import Section, parse_section
 
 # Weight of the captioner as a listener where there is no retriever.
 ALONE = 0.3
@@ -49,10 +48,4 @@ class TellApartSettings(Section):
     @classmethod
     def parse(cls, content: dict[str, Any], overrides: Sequence[str] = ()) -> TellApartSettings:
         """Check plain data after applying overrides such as `samples=50`; all mistakes are reported at once."""
-        content = dict(content)
-        for override in overrides:
-            set_override(content, override)
-        try:
-            return cls.model_validate(content)
-        except ValidationError as error:
-            raise RecipeError("\n".join(explain(error, cls, ""))) from None
+        return parse_section(cls, content, overrides)

@@ -15,14 +15,15 @@ from pydantic import TypeAdapter, ValidationError
 
 from tellapart.captioners.base import load_captioner
 from tellapart.captioning import expand_images
-from tellapart.data.images import Picture, open_picture
+from tellapart.data.images import Picture, check_name, open_picture
+from tellapart.data.rows import pooled_of
 from tellapart.decoding.base import Decodable
 from tellapart.decoding.ensemble import Ensemble
 from tellapart.decoding.settings import DecodingSettings
 from tellapart.describing import Models, own_decoding
 from tellapart.encoders.base import ImageEncoder, accelerator
 from tellapart.errors import DataError
-from tellapart.files import Pieces, cache_folder, digest_of, digest_of_file, is_utf8, read_json
+from tellapart.files import Pieces, cache_folder, digest_of, digest_of_file, read_json
 from tellapart.huggingface.hub import find_usable
 from tellapart.models import model_digest, open_own_encoder
 from tellapart.progress import ProgressLine
@@ -191,8 +192,8 @@ class _Album:
 
     def open(self, place: int, at_least: int | None = None) -> Image.Image:
         picture = self.pictures[place]
-        if isinstance(picture, Path) and not is_utf8(str(picture)):
-            raise DataError(f"{picture}: the name of this picture is not UTF-8 text; rename it")
+        if isinstance(picture, Path):
+            check_name(picture)
         return open_picture(picture, at_least, self.ids[place])
 
     def keep(self, places: Sequence[int]) -> None:
@@ -225,8 +226,7 @@ def _look(
                 if on_skip is not None:
                     on_skip(error)
         if opened:
-            grid = encoder.encode(opened)
-            pooled.append(grid[:, -1] if encoder.identity.class_token else grid.mean(axis=1))
+            pooled.append(pooled_of(encoder.encode(opened), encoder.identity.class_token))
         line.update(min(start + ENCODED, len(album.ids)), len(album.ids))
     album.keep(readable)
     return skipped, np.concatenate(pooled) if pooled else np.zeros((0, encoder.identity.width), np.float32)
@@ -368,13 +368,16 @@ def tell_tasks(
     alone = not tasks[0].others
     own = settings.model_copy(update={"contrast": (), "guidance": (), "samples": 0}) if alone else settings
     candidates = propose(scorer.captioner, features, tasks, own, decoding, numbers, given)
-    found: list[Told] = []
-    for task, scored in zip(tasks, scorer.score(tasks, candidates, own), strict=True):
-        plain = scored[0].candidate
-        best = plain if alone else choose(scored, own).candidate
-        plain_rank, rank = scorer.ranks(task, [plain.text, best.text])
-        found.append(Told(plain, plain_rank, best, rank, scorer.distinguishing_words(task, best.text, settings)))
-    return found
+    scores = scorer.score(tasks, candidates, own)
+    plain = [scored[0].candidate for scored in scores]
+    best = plain if alone else [choose(scored, own).candidate for scored in scores]
+    pairs = list(zip(plain, best, strict=True))
+    ranks = scorer.ranks(tasks, [[one.text for one in pair] for pair in pairs])
+    words = scorer.distinguishing_words(tasks, [one.text for one in best], settings)
+    return [
+        Told(first, first_rank, chosen, rank, marked)
+        for (first, chosen), (first_rank, rank), marked in zip(pairs, ranks, words, strict=True)
+    ]
 
 
 def _parts(tasks: Sequence[Task]) -> Iterator[range]:
