@@ -16,7 +16,7 @@ import numpy as np
 
 from tellapart.encoders.base import EncoderIdentity
 from tellapart.errors import StoreError
-from tellapart.files import cache_folder, digest_of
+from tellapart.files import cache_folder, digest_of, new_file
 
 if TYPE_CHECKING:
     import onnxruntime
@@ -108,6 +108,38 @@ def _quantised(path: Path, int8: Callable[[str], bool]) -> Path:
     return new
 
 
+def pack_weights(source: Path, to: Path) -> None:
+    """Copy an exported network with the weights of its linear maps in 8 bits, a quarter of the size.
+
+    They have a factor for each output and become float32 when the network is opened (`open_session`), so that it
+    computes in float32 and every CPU gives the same features up to rounding.
+
+    Args:
+        source: an export in float32.
+        to: the new file.
+    """
+    import onnx
+    from onnx import helper, numpy_helper
+
+    model = onnx.load(source)
+    graph = model.graph
+    stored = {tensor.name: tensor for tensor in graph.initializer}
+    for node in list(graph.node):
+        if node.op_type != "MatMul" or node.input[1] not in stored:
+            continue
+        tensor = stored[node.input[1]]
+        weights = numpy_helper.to_array(tensor)
+        factors = np.maximum(np.abs(weights).max(axis=0), np.finfo(np.float32).tiny) / 127
+        parts = {"int8": np.rint(weights / factors).astype(np.int8), "factors": factors.astype(np.float32)}
+        graph.initializer.remove(tensor)
+        graph.initializer.extend(numpy_helper.from_array(part, f"{tensor.name}_{name}") for name, part in parts.items())
+        inputs = [f"{tensor.name}_{name}" for name in parts]
+        graph.node.insert(0, helper.make_node("DequantizeLinear", inputs, [tensor.name], axis=1))
+    onnx.checker.check_model(model)
+    with new_file(to) as temporary:
+        onnx.save(model, temporary)
+
+
 def _no_advice(record: logging.LogRecord) -> bool:
     """Leaves out ONNX Runtime's advice to prepare the model first, which changes nothing here."""
     return "pre-processing before quantization" not in record.getMessage()
@@ -136,6 +168,8 @@ def open_session(path: Path) -> Callable[[np.ndarray], np.ndarray]:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 3
+    # Packed weights become float32 now, instead of making their products 8-bit ones.
+    options.add_session_config_entry("session.disable_quant_qdq", "1")
     try:
         session: onnxruntime.InferenceSession = onnxruntime.InferenceSession(
             str(path), options, providers=["CPUExecutionProvider"]

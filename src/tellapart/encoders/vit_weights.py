@@ -206,7 +206,10 @@ def _read_onnx(content: bytes, path: Path) -> Weights:
     stored = {tensor.name: tensor for tensor in graph.initializer}
     weights = {name: read(tensor) for name, tensor in stored.items()}
     for node in graph.node:
-        if node.op_type not in ("MatMul", "MatMulInteger") or node.input[1] not in stored:
+        if node.op_type == "DequantizeLinear" and node.input[0] in stored:  # packed by `pack_weights`
+            weights[node.output[0]] = weights[node.input[0]].float() * weights[node.input[1]]
+    for node in graph.node:
+        if node.op_type not in ("MatMul", "MatMulInteger") or node.input[1] not in weights:
             continue
         # "/vision_model/encoder/layers.0/mlp/fc1/MatMul_quant" -> "vision_model.encoder.layers.0.mlp.fc1.weight"
         name = node.name.lstrip("/").rpartition("/")[0].replace("/", ".") + ".weight"
