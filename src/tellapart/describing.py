@@ -52,7 +52,9 @@ class Score:
 
     Attributes:
         log_prob: ln p(caption | picture), the sum over its words and its end.
-        picture_adds: ln p(caption | picture) − ln p(caption | no picture). Near 0: the caption fits any picture.
+        picture_adds: ln p(caption | picture) − ln p(caption | no picture). Near 0: the caption fits any picture, if the
+            captioner was trained with `picture_dropout`. For others, the shipped one too, ln p without a picture is a
+            rough guess: compare pictures for one caption, and ignore the sign.
         words: the terms of both sums.
     """
 
@@ -226,8 +228,8 @@ def load(model: Models | None = None, retriever: str | Path | None = None, *, do
         >>> model = tellapart.load()                                      # doctest: +SKIP
         >>> print(model.caption("photo.jpg"))                             # doctest: +SKIP
         a giraffe standing next to a tree
-        >>> model.score("photo.jpg", "a zebra").picture_adds              # doctest: +SKIP
-        -3.1
+        >>> model.score("photo.jpg", "a zebra").log_prob                  # doctest: +SKIP
+        -13.1
     """
     if download:
         named = [model] if isinstance(model, str | Path) else list(model or [])
