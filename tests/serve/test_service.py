@@ -281,6 +281,12 @@ def test_refusals(client: TestClient) -> None:
     assert refused(client, "/api/search", query="a", limit=0) == (422, "invalid")
     assert refused(client, "/api/search", query="a", typo=1) == (422, "invalid")
     assert refused(client, "/api/tell-apart", ids=[]) == (422, "invalid")
+    for kind in ({}, {"content-type": "application/x-www-form-urlencoded"}):  # as curl -d sends it
+        untold = client.post("/api/search", content=b'{"query": "a tree"}', headers=kind)
+        assert untold.status_code == 422
+        assert "Content-Type: application/json" in untold.json()["error"]["message"]
+    told = client.post("/api/search", content=b"[]", headers={"content-type": "application/json; charset=utf-8"})
+    assert "Content-Type" not in told.json()["error"]["message"]
     deep = client.post("/api/search", content=b"[" * 100_000, headers={"content-type": "application/json"})
     assert deep.status_code in (400, 422)
     many = [one["id"] for _ in range(4) for one in send(client, *PICTURES)][:17]
