@@ -324,6 +324,18 @@ def test_about_health_and_metrics(client: TestClient) -> None:
     status.stopping = False
 
 
+def test_about_says_which_models_are_shipped(
+    client: TestClient, settings: ServeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shipped() -> list[bool]:
+        about = client.get("/api/about").json()
+        return [about[kind]["shipped"] for kind in ("captioner", "retriever")]
+
+    assert shipped() == [False, False]
+    monkeypatch.setattr("tellapart.shipped.shipped_models", lambda: settings.models[0].parent)
+    assert shipped() == [True, True]
+
+
 def test_nothing_is_written(client: TestClient, settings: ServeSettings, monkeypatch: pytest.MonkeyPatch) -> None:
     import builtins
 
