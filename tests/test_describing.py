@@ -102,6 +102,12 @@ def test_what_is_no_picture(model: Path, picture: Any, told: str) -> None:
         tellapart.load(model).caption([picture])
 
 
+@pytest.mark.parametrize("nothing", [None, 3])
+def test_what_is_neither_a_picture_nor_a_list(model: Path, nothing: Any) -> None:
+    with pytest.raises(DataError, match=f"a {type(nothing).__name__} is not a picture; give a path"):
+        tellapart.load(model).caption(nothing)
+
+
 def test_a_missing_model_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RunError, match="no model is here"):
         tellapart.load(tmp_path)

@@ -95,8 +95,12 @@ class Describer:
         Example:
             >>> str(tellapart.load().caption("photo.jpg"))                    # doctest: +SKIP
             'a giraffe standing next to a tree'
+            >>> wide = DecodingSettings(beam=10)                              # doctest: +SKIP
+            >>> tellapart.load().caption("photo.jpg", decoding=wide).log_prob  # doctest: +SKIP
+            -6.2
         """
-        if _is_picture(images):
+        # What cannot be gone through is no list: as one picture it gets a plain message.
+        if _is_picture(images) or not isinstance(images, Iterable):
             return self.caption([images], decoding)[0]
         found: list[Caption] = []
         for block in _blocks(cast(Iterable[Picture], images), BLOCK):
