@@ -66,7 +66,7 @@ export function setUpSearch({ pictures, uploads, collection, goTo, hear, complai
     image.alt = "";
     const caption = result.caption || (picture && bestCaption(picture));
     const similarity = result.score.toFixed(3);
-    const meaning = `similarity ${similarity} by the retriever${far ? ", less than half of the best: it may not show this" : ""}`;
+    const meaning = `similarity ${similarity} by the retriever${far ? ", less than half of the best: it may not be what you look for" : ""}`;
     return make(
       "li",
       { class: far ? "far" : null },
