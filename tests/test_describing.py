@@ -177,10 +177,10 @@ def test_the_examples_of_the_pages(
     pages = [(root / name).read_text(encoding="utf-8") for name in ("README.md", "docs/caption-your-photos.md")]
     blocks = [block.split("```")[0] for page in pages for block in page.split("```python\n")[1:]]
     executed = [block for block in blocks if "tellapart.train(" not in block]
-    assert len(executed) == 3
+    assert len(executed) == 4
     for block in executed:
         exec(block, dict(known))
-    assert len(capsys.readouterr().out.splitlines()) == 5
+    assert len(capsys.readouterr().out.splitlines()) == 7
 
 
 # --- which of my pictures does this caption fetch? ------------------------------------------------------------------
