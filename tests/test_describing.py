@@ -102,6 +102,12 @@ def test_what_is_no_picture(model: Path, picture: Any, told: str) -> None:
         tellapart.load(model).caption([picture])
 
 
+@pytest.mark.parametrize("nothing", [None, 3])
+def test_what_is_neither_a_picture_nor_a_list(model: Path, nothing: Any) -> None:
+    with pytest.raises(DataError, match=f"a {type(nothing).__name__} is not a picture; give a path"):
+        tellapart.load(model).caption(nothing)
+
+
 def test_a_missing_model_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RunError, match="no model is here"):
         tellapart.load(tmp_path)
@@ -171,10 +177,10 @@ def test_the_examples_of_the_pages(
     pages = [(root / name).read_text(encoding="utf-8") for name in ("README.md", "docs/caption-your-photos.md")]
     blocks = [block.split("```")[0] for page in pages for block in page.split("```python\n")[1:]]
     executed = [block for block in blocks if "tellapart.train(" not in block]
-    assert len(executed) == 3
+    assert len(executed) == 4
     for block in executed:
         exec(block, dict(known))
-    assert len(capsys.readouterr().out.splitlines()) == 5
+    assert len(capsys.readouterr().out.splitlines()) == 7
 
 
 # --- which of my pictures does this caption fetch? ------------------------------------------------------------------

@@ -52,7 +52,9 @@ class Score:
 
     Attributes:
         log_prob: ln p(caption | picture), the sum over its words and its end.
-        picture_adds: ln p(caption | picture) − ln p(caption | no picture). Near 0: the caption fits any picture.
+        picture_adds: ln p(caption | picture) − ln p(caption | no picture). Near 0: the caption fits any picture, if the
+            captioner was trained with `picture_dropout`. For others, the shipped one too, ln p without a picture is a
+            rough guess: compare pictures for one caption, and ignore the sign.
         words: the terms of both sums.
     """
 
@@ -93,8 +95,12 @@ class Describer:
         Example:
             >>> str(tellapart.load().caption("photo.jpg"))                    # doctest: +SKIP
             'a giraffe standing next to a tree'
+            >>> wide = DecodingSettings(beam=10)                              # doctest: +SKIP
+            >>> tellapart.load().caption("photo.jpg", decoding=wide).log_prob  # doctest: +SKIP
+            -6.2
         """
-        if _is_picture(images):
+        # What cannot be gone through is no list: as one picture it gets a plain message.
+        if _is_picture(images) or not isinstance(images, Iterable):
             return self.caption([images], decoding)[0]
         found: list[Caption] = []
         for block in _blocks(cast(Iterable[Picture], images), BLOCK):
@@ -226,8 +232,8 @@ def load(model: Models | None = None, retriever: str | Path | None = None, *, do
         >>> model = tellapart.load()                                      # doctest: +SKIP
         >>> print(model.caption("photo.jpg"))                             # doctest: +SKIP
         a giraffe standing next to a tree
-        >>> model.score("photo.jpg", "a zebra").picture_adds              # doctest: +SKIP
-        -3.1
+        >>> model.score("photo.jpg", "a zebra").log_prob                  # doctest: +SKIP
+        -13.1
     """
     if download:
         named = [model] if isinstance(model, str | Path) else list(model or [])

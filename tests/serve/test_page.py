@@ -6,6 +6,7 @@ import base64
 import csv
 import io
 import json
+import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator
@@ -95,6 +96,12 @@ def add(page: Page, *colours: str) -> None:
         expect(card(page, NAMES[colour]).locator(".distinctive .rank")).to_be_visible()
 
 
+def scored(scores: list[float]) -> list[dict[str, Any]]:
+    """Results of a search with these similarities."""
+    of_all = {"where": "collection", "caption": None, "thumbnail": None}
+    return [{**of_all, "id": f"c{at}", "name": f"photo {at}.jpg", "score": one} for at, one in enumerate(scores)]
+
+
 def card(page: Page, name: str) -> Locator:
     return page.get_by_role("article", name=name)
 
@@ -137,6 +144,17 @@ def test_drop_pictures_and_read_their_captions(open_page: Open, service: FakeSer
         base64.b64encode(picture("blue", kind="PNG")).decode(),
     )
     expect(card(page, "image.png").locator(".plain .caption")).to_have_text("a blue ball")
+
+
+def test_pictures_that_wait_to_be_told_apart_say_so(open_page: Open, service: FakeService) -> None:
+    service.may_tell.clear()
+    page = open_page()
+    page.locator("#files").set_input_files(files("red", "green"))
+    expect(card(page, RED).locator(".distinctive")).to_contain_text("Looking for what sets it apart…")
+    expect(card(page, GREEN).locator(".distinctive")).to_contain_text("Waiting…")
+    service.may_tell.set()
+    expect(page.locator(".distinctive .rank")).to_have_count(2)
+    expect(page.get_by_text("Waiting…")).to_have_count(0)
 
 
 def test_attention_of_a_word_is_shown_over_the_picture(open_page: Open) -> None:
@@ -219,6 +237,15 @@ def test_search_while_typing_drops_old_answers(open_page: Open, service: FakeSer
     expect(page.get_by_role("heading", name="Like photo 0.jpg")).to_be_focused()
     card(page, RED).get_by_role("button", name="Find pictures similar to red.jpg").click()
     expect(page.get_by_role("heading", name="Like red.jpg")).to_be_focused()
+    # Each result has its similarity; the tail with less than half of the best is pale, and says why.
+    scores = [0.8, 0.3, 0.5, 0.39, 0.1]
+    page.route("**/api/search", lambda route: route.fulfill(json={**route.fetch().json(), "results": scored(scores)}))
+    query.fill("blue")
+    expect(found.locator(".near")).to_have_text([f", similarity {score:.3f}" for score in scores])
+    pale = found.evaluate_all("all => all.map(one => getComputedStyle(one.querySelector('img')).opacity < 1)")
+    assert pale == [False, False, False, True, True]
+    expect(found.last.get_by_role("button")).to_have_attribute("title", re.compile("0.100 .* less than half"))
+    page.unroute("**/api/search")
     query.fill("zebra")
     expect(page.get_by_text("Nothing found. Try other words.", exact=True)).to_be_visible()
     query.press("Escape")
@@ -380,7 +407,8 @@ def test_token(open_page: Open, service: FakeService) -> None:
 def test_without_a_collection(open_page: Open, service: FakeService) -> None:
     service.collection = 0
     page = open_page()
-    expect(page.locator("#about")).to_contain_text("tellapart 0.1.0")
+    about = "tellapart 0.1.0 · captions by the shipped captioner · search by coco-retriever"
+    expect(page.locator("#about")).to_have_text(about)
     expect(page.locator("#search")).to_be_hidden()
     page.locator("#files").set_input_files(files("red"))
     expect(card(page, RED)).to_contain_text("Add a similar picture to tell it apart from.")

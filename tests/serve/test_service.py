@@ -281,6 +281,12 @@ def test_refusals(client: TestClient) -> None:
     assert refused(client, "/api/search", query="a", limit=0) == (422, "invalid")
     assert refused(client, "/api/search", query="a", typo=1) == (422, "invalid")
     assert refused(client, "/api/tell-apart", ids=[]) == (422, "invalid")
+    for kind in ({}, {"content-type": "application/x-www-form-urlencoded"}):  # as curl -d sends it
+        untold = client.post("/api/search", content=b'{"query": "a tree"}', headers=kind)
+        assert untold.status_code == 422
+        assert "Content-Type: application/json" in untold.json()["error"]["message"]
+    told = client.post("/api/search", content=b"[]", headers={"content-type": "application/json; charset=utf-8"})
+    assert "Content-Type" not in told.json()["error"]["message"]
     deep = client.post("/api/search", content=b"[" * 100_000, headers={"content-type": "application/json"})
     assert deep.status_code in (400, 422)
     many = [one["id"] for _ in range(4) for one in send(client, *PICTURES)][:17]
@@ -316,6 +322,18 @@ def test_about_health_and_metrics(client: TestClient) -> None:
     status.stopping = True
     assert client.get("/health").json() == {"status": "stopping"}
     status.stopping = False
+
+
+def test_about_says_which_models_are_shipped(
+    client: TestClient, settings: ServeSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def shipped() -> list[bool]:
+        about = client.get("/api/about").json()
+        return [about[kind]["shipped"] for kind in ("captioner", "retriever")]
+
+    assert shipped() == [False, False]
+    monkeypatch.setattr("tellapart.shipped.shipped_models", lambda: settings.models[0].parent)
+    assert shipped() == [True, True]
 
 
 def test_nothing_is_written(client: TestClient, settings: ServeSettings, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -61,6 +61,7 @@ class FakeService:
         collection: how many pictures it has; 0 for none.
         busy: how many of the next requests are answered with 503.
         delays: seconds that a search for these words takes.
+        may_tell: while it is cleared, requests to tell apart wait.
         token: needed by all requests if set.
         asked: what came in, as (path, body).
     """
@@ -68,6 +69,8 @@ class FakeService:
     def __init__(self, collection: int = 24) -> None:
         self.collection, self.busy, self.token = collection, 0, ""
         self.delays: dict[str, float] = {}
+        self.may_tell = threading.Event()
+        self.may_tell.set()
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.held: dict[str, dict[str, Any]] = {}
         self._number = 0
@@ -161,7 +164,10 @@ class FakeService:
             "max_pictures": 8,
             "max_told": 8,
         }
-        models = {"captioner": {"name": "coco"}, "retriever": {"name": "coco-retriever"}}
+        models = {
+            "captioner": {"name": "coco", "shipped": True},
+            "retriever": {"name": "coco-retriever", "shipped": False},
+        }
         return {"version": "0.1.0", **models, "collection": held, "limits": limits}
 
     def _caption(self, name: str, content: bytes) -> dict[str, Any]:
@@ -214,6 +220,7 @@ class FakeService:
         return entries
 
     def _tell(self, asked: dict[str, Any]) -> dict[str, Any]:
+        self.may_tell.wait(60)
         self._check(asked["ids"])
         of = len(asked["ids"]) + min(asked["distractors"], self.collection)
         pictures = []

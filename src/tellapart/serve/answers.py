@@ -45,6 +45,7 @@ class ModelAbout(BaseModel):
     name: str
     encoder: str
     models: int = Field(description="number of models of an ensemble")
+    shipped: bool = Field(description="true: the model that comes with tellapart")
 
 
 class CollectionAbout(BaseModel):

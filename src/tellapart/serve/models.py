@@ -24,7 +24,7 @@ from tellapart.index.photos import PhotoIndex
 from tellapart.index.retriever import Reader
 from tellapart.serve.pictures import Opened
 from tellapart.serve.uploads import Upload
-from tellapart.shipped import find_model
+from tellapart.shipped import find_model, shipped_name
 from tellapart.telling_apart.candidates import Task
 from tellapart.telling_apart.groups import others_nearest_first, unit_vectors
 from tellapart.telling_apart.scoring import Scorer
@@ -163,8 +163,14 @@ class Models:
                 "name": captioner.name,
                 "encoder": captioner.encoder.name,
                 "models": len(self.describer.models),
+                "shipped": all(shipped_name(folder) for folder in self.describer.models),
             },
-            "retriever": {"name": retriever.name, "encoder": retriever.encoder.name, "models": 1},
+            "retriever": {
+                "name": retriever.name,
+                "encoder": retriever.encoder.name,
+                "models": 1,
+                "shipped": shipped_name(self.reader.folder) is not None,
+            },
         }
 
     # --- kinds of work: a list of items gives a list of results -------------------------------------------------------

@@ -487,6 +487,11 @@ async def _on_http(request: Request, error: Exception) -> Response:
 async def _on_invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first: dict[str, Any] = dict(error.errors()[0])
+    # A body that is not declared as JSON is not read as JSON: then none of its values is wrong, but the header.
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if first["loc"] == ("body",) and not kind.endswith(("/json", "+json")):
+        sent = f"not as '{shorten(kind, 40)}'" if kind else "which is missing"
+        return Refusal(422, "invalid", f"send JSON with the header 'Content-Type: application/json', {sent}").answer()
     where = ".".join(str(part) for part in first["loc"][1:]) or "the request"
     return Refusal(422, "invalid", f"{where}: {first['msg']}").answer()
 

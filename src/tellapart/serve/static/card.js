@@ -44,13 +44,14 @@ export function makeCard(picture, context) {
   }
 
   function distinctive() {
-    const { told, telling, tellError, edited } = picture;
+    const { told, queued, telling, tellError, edited } = picture;
     if (edited) {
       const undo = make("button", { type: "button", class: "link", onclick: () => context.pictures.set(picture, { edited: null }) }, "Go back to the distinctive one");
       const ranked = typeof edited.rank === "number" ? edited : null;
       return block("distinctive", "Yours", edited, ranked, told ? undo : null);
     }
     if (telling) return block("distinctive", "Distinctive", null, null, make("p", { class: "working" }, "Looking for what sets it apart…"));
+    if (queued && !told) return block("distinctive", "Distinctive", null, null, make("p", { class: "working" }, "Waiting…"));
     if (tellError) {
       const again = make("button", { type: "button", class: "link", onclick: () => context.onTell(picture) }, "Try again");
       return block("distinctive", "Distinctive", null, null, make("p", { class: "wrong" }, `${tellError} `, again));

@@ -41,7 +41,8 @@ async function start() {
 
 function describe({ version, captioner, retriever, collection }) {
   at("collection").textContent = collection ? `${plural(collection.pictures, "picture")} in ${collection.name}` : "";
-  const models = [captioner?.name && `captions by ${captioner.name}`, retriever?.name && `search by ${retriever.name}`];
+  const named = (model, kind) => (model.shipped ? `the shipped ${kind}` : model.name);
+  const models = [captioner && `captions by ${named(captioner, "captioner")}`, retriever && `search by ${named(retriever, "retriever")}`];
   at("about").textContent = [`tellapart ${version}`, ...models].filter(Boolean).join(" · ");
 }
 

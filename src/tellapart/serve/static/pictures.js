@@ -17,6 +17,7 @@ export class Pictures extends EventTarget {
       grid: null,
       plain: null, // {caption, words, log_probability}
       told: null, // {plain, distinctive, others: pictures, distractors}
+      queued: false, // for telling
       telling: false,
       edited: null, // {caption, rank, of, words}
       error: null,

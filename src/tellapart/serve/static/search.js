@@ -8,6 +8,7 @@ import { resultImage } from "./thumbs.js";
 
 const DELAY = 180;
 const LIMIT = 24;
+const FAR = 0.5; // of the best similarity
 
 /** @param {Object} context pictures, uploads, collection (or null), goTo, hear, complain */
 export function setUpSearch({ pictures, uploads, collection, goTo, hear, complain }) {
@@ -53,22 +54,28 @@ export function setUpSearch({ pictures, uploads, collection, goTo, hear, complai
     const text = results.length ? plural(results.length, "picture") : "Nothing found. Try other words.";
     at("found-count").textContent = text;
     hear(`${title}: ${text}`);
-    at("results").replaceChildren(...results.map(shown));
+    // The tail of results that are far from the best. Captions count for the order too, so only the tail.
+    const best = Math.max(...results.map((result) => result.score));
+    const last = results.findLastIndex((result) => result.score >= FAR * best || best <= 0);
+    at("results").replaceChildren(...results.map((result, place) => shown(result, place > last)));
   }
 
-  function shown(result) {
+  function shown(result, far) {
     const picture = result.where === "upload" ? pictures.byId(result.id) : null;
     const image = resultImage(result, pictures);
     image.alt = "";
     const caption = result.caption || (picture && bestCaption(picture));
+    const similarity = result.score.toFixed(3);
+    const meaning = `similarity ${similarity} by the retriever${far ? ", less than half of the best: it may not be what you look for" : ""}`;
     return make(
       "li",
-      {},
+      { class: far ? "far" : null },
       make(
         "button",
-        { type: "button", title: result.name, onclick: () => (picture ? goTo(picture) : like(result)) },
+        { type: "button", title: `${result.name}\n${meaning}`, onclick: () => (picture ? goTo(picture) : like(result)) },
         image,
         make("span", { class: caption ? "what" : "what file" }, caption || result.name),
+        make("span", { class: "near" }, make("span", { class: "unseen" }, ", similarity "), similarity),
         picture ? make("span", { class: "tag" }, "yours") : null,
         make("span", { class: "unseen" }, picture ? ", go to this picture" : ", find pictures like this"),
       ),

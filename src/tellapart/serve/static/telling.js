@@ -16,6 +16,7 @@ export class Telling {
   /** Tell new pictures from the collection's nearest; without a collection, from all others that were added. */
   add(done) {
     this.#waiting.push(...done);
+    for (const picture of done) this.pictures.set(picture, { queued: true });
     if (!this.#running) this.#run();
   }
 
@@ -23,6 +24,7 @@ export class Telling {
     this.#running = true;
     while (this.#waiting.length) {
       let group = this.collection ? [this.#waiting.shift()] : this.#waiting.splice(0);
+      for (const picture of group) this.pictures.set(picture, { queued: false });
       if (!this.collection) {
         const earlier = this.pictures.captioned().filter((picture) => !group.includes(picture));
         group = [...group, ...earlier.reverse()].slice(0, this.most);
