@@ -70,6 +70,8 @@ def test_the_page_loads_nothing_and_escapes_everything(told: ToldApart, tmp_path
     assert "<mark>blue</mark>" in text
     assert "prefers-color-scheme: dark" in text
     assert "1 of 2" in text
+    assert text.count("tells it apart") == 1
+    assert text.count("not told apart") == 1, "the second picture has rank 2"
     write_told_apart(told, path)  # a page of ours is replaced
     path.write_text("<p>mine</p>")
     with pytest.raises(DataError, match=r"page\.html: exists and was not written by tellapart"):

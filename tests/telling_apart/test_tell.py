@@ -41,6 +41,12 @@ def test_similar_pictures_are_told_apart(models: Models, photos: Path) -> None:
     assert "broken.jpg: not a picture in a known format" in told.skipped[0]
 
 
+def test_words_that_all_captions_share_are_not_marked(models: Models, photos: Path) -> None:
+    nothing = {"contrast": (), "samples": 0, "fluency": 0.0, "retrieval": 0.0, "likelihood": 0.0, "truth": 0.0}
+    told = tell_apart([photos / "red.png", photos / "green.jpg"], *models, TellApartSettings(one_group=True, **nothing))
+    assert [(one.caption, one.words) for one in told.pictures] == [("a house", []), ("a house", [])]
+
+
 def test_without_a_retriever_the_captioner_ranks(models: Models, photos: Path) -> None:
     told = tell_apart([photos / "red.png", photos / "blue.png"], models[0], None, SETTINGS)
     assert told.ranked_by == "captioner"

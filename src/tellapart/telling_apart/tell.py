@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,6 +34,7 @@ from tellapart.telling_apart.endpoint import Endpoint
 from tellapart.telling_apart.groups import group_alike, others_nearest_first, unit_vectors
 from tellapart.telling_apart.scoring import Scorer, choose
 from tellapart.telling_apart.settings import TellApartSettings
+from tellapart.telling_apart.words import without_shared
 
 # Pictures encoded at once, and pictures told apart at once; a group is never split over two blocks.
 ENCODED, BLOCK = 64, 16
@@ -49,7 +50,8 @@ class ToldPicture:
         id: its path; of a Pillow image its number, `picture 1`.
         group: number of its group, from 1.
         caption: the distinctive caption.
-        words: its words that are likelier for this picture than for the others of its group.
+        words: its words that are likelier for this picture than for the others of its group, and that not all their
+            captions have.
         rank: the picture's rank in its group for this caption, from 1.
         plain: the likeliest caption.
         plain_rank: the picture's rank for that one.
@@ -338,7 +340,12 @@ def _tell_block(
                 )
             )
     rows = iter(found)
-    return [[next(rows) for _ in group] for group in groups]
+    return [_without_shared_words([next(rows) for _ in group]) for group in groups]
+
+
+def _without_shared_words(group: Sequence[ToldPicture]) -> list[ToldPicture]:
+    words = without_shared([one.caption for one in group], [one.words for one in group])
+    return [replace(one, words=own) for one, own in zip(group, words, strict=True)]
 
 
 @dataclass(frozen=True)
