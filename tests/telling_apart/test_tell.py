@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -106,10 +107,39 @@ def test_captions_of_anyone_take_part(models: Models, photos: Path, tmp_path: Pa
     ]
 
 
-@pytest.mark.parametrize("images", [[], ["nowhere.jpg"]])
-def test_no_picture(models: Models, images: list[str]) -> None:
-    with pytest.raises(DataError, match="no image"):
+@pytest.mark.parametrize(
+    ("images", "told"),
+    [
+        ([], "no image was given"),
+        (["nowhere.jpg"], r"no image could be read: nowhere\.jpg: this picture does not exist"),
+    ],
+)
+def test_no_picture(models: Models, images: list[str], told: str) -> None:
+    with pytest.raises(DataError, match=told):
         tell_apart(images, *models)
+
+
+@pytest.mark.parametrize("one_group", [True, False])
+def test_the_same_picture_twice_counts_once(models: Models, photos: Path, one_group: bool) -> None:
+    """It is not told from itself; a copy has the row of the first one and says so."""
+    (photos / "again.jpg").write_bytes((photos / "red.png").read_bytes())
+    (photos / "blue.png").unlink()
+    red, again, green = photos / "red.png", photos / "again.jpg", photos / "green.jpg"
+    settings = SETTINGS.model_copy(update={"one_group": one_group})
+    told = tell_apart([green, red, Image.open(red), again], *models, settings)
+    rows = {one.id: one for one in told.pictures}
+    assert {one.of for one in told.pictures} == {2 if one_group else 1}
+    for copy in ("picture 3", str(again)):
+        assert rows[copy] == replace(rows[str(red)], id=copy, same_as=str(red))
+    assert rows[str(red)].same_as is rows[str(green)].same_as is None
+    assert rows[str(red)].rank == 1
+    assert len(told.groups) == (1 if one_group else 2)
+
+
+def test_candidates_are_read_before_the_work(models: Models, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tell, "_look", lambda *_: pytest.fail("encoded before the candidates were read"))
+    with pytest.raises(DataError, match=r"nowhere\.jsonl: this caption file does not exist"):
+        tell_apart([photos], *models, candidates="nowhere.jsonl")
 
 
 def test_shipped_models_are_the_default(models: Models, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:

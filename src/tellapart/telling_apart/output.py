@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,15 +63,29 @@ def no_formula(text: str) -> str:
 
 def page(told: ToldApart) -> str:
     """One self-contained page: groups with both captions of each picture. Pictures must be files."""
-    return render("tell-apart.html", pictures=len(told.pictures), skipped=told.skipped, **page_values(told))
+    for one in told.pictures:
+        if re.fullmatch(r"picture \d+", one.id) and not Path(one.id).exists():
+            raise DataError(f"{one.id}: is not a file, and a page needs files; give paths, or write .jsonl or .csv")
+    return render("tell-apart.html", skipped=told.skipped, **page_values(told))
 
 
 def page_values(told: ToldApart) -> dict[str, Any]:
     """What a page says about groups and their pictures."""
-    alike = [[_shown(one) for one in group] for group in told.groups if len(group) > 1]
-    alone = [_shown(one) for group in told.groups if len(group) == 1 for one in group]
-    grouped = [one for group in told.groups if len(group) > 1 for one in group]
+    named = Counter(Path(one.id).name for one in told.pictures)
+    copies: dict[str, list[str]] = {}
+    for one in told.pictures:
+        if one.same_as is not None:
+            copies.setdefault(one.same_as, []).append(_name(one.id, named))
+    groups = [[one for one in group if one.same_as is None] for group in told.groups]
+    shown = [
+        [{**_shown(one), "name": _name(one.id, named), "copies": copies.get(one.id, [])} for one in group]
+        for group in groups
+    ]
+    alike = [group for group in shown if len(group) > 1]
+    alone = [group[0] for group in shown if len(group) == 1]
+    grouped = [one for group in groups if len(group) > 1 for one in group]
     return {
+        "pictures": sum(map(len, groups)),
         "groups": alike,
         "alone": alone,
         "ranked_by": told.ranked_by,
@@ -79,9 +95,13 @@ def page_values(told: ToldApart) -> dict[str, Any]:
     }
 
 
+def _name(id: str, named: Mapping[str, int]) -> str:
+    """The name of a picture's file; its path if another one has this name."""
+    return id if named[Path(id).name] > 1 else Path(id).name
+
+
 def _shown(one: ToldPicture) -> dict[str, Any]:
     return {
-        "name": Path(one.id).name,
         "picture": data_address(load_image(Path(one.id), at_least=352)),
         "plain": one.plain,
         "caption": one.caption,
