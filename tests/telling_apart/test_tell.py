@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -177,10 +178,65 @@ def test_the_command_writes_a_page_and_sidecars(
 ) -> None:
     page = photos.parent / "page.html"
     assert command(monkeypatch, photos, "--model", models[0], "--one-group", "--out", page, "--sidecars") == 0
-    assert "3 of 3 pictures are like others" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert re.fullmatch(
+        rf"wrote {page}\n3 of 3 pictures are like others; plain captions find [0-3] of them, distinctive ones [0-3]\n",
+        printed.out,
+    )
+    assert "wrote 3 sidecars, such as " in printed.err
     assert page.read_text(encoding="utf-8").count("<figure") == 3
     assert {path.name for path in photos.glob("*.xmp")} == {"red.xmp", "blue.xmp", "green.xmp"}
     assert command(monkeypatch, photos, "--model", models[0], "--one-group", "--out", page, "--sidecars") == 0
+
+
+def test_the_command_without_similar_pictures(
+    models: Models, photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (photos / "again.png").write_bytes((photos / "red.png").read_bytes())
+    (photos / "x.gif").write_bytes(b"")
+    page = photos.parent / "PAGE.HTML"
+    assert command(monkeypatch, photos, "--model", models[0], "--threshold", "1", "--out", page) == 0
+    printed = capsys.readouterr()
+    told = "no similar pictures: plain captions kept; 1 more is the same as another one"
+    assert printed.out == f"wrote {page}\n{told}\n"
+    assert "1 file is not read (.gif)" in printed.err
+    assert page.read_text(encoding="utf-8").count("<figure") == 3
+    assert command(monkeypatch, photos, "--model", models[0], "--threshold", "1", "--out", page) == 0
+
+
+def test_sidecars_alone_print_the_rows_too(
+    models: Models, photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(monkeypatch, photos / "red.png", "--model", models[0], "--sidecars") == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["caption"] == "a house"
+    assert f"wrote 1 sidecar, {photos / 'red.xmp'}" in printed.err
+
+
+def test_the_command_names_what_cannot_be_read(
+    models: Models, photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (photos / "broken.jpg").write_bytes(b"no picture")
+    page = photos.parent / "page.html"
+    images = [photos / "nothere.jpg", photos / "broken.jpg"]
+    assert command(monkeypatch, *images, "--model", models[0], "--out", page) == 2
+    told = capsys.readouterr().err
+    assert "nothere.jpg: this picture does not exist" in told
+    assert "broken.jpg: not a picture" in told
+    assert told.endswith("tellapart: no image could be read\n")
+    assert "100 %" not in told
+    assert not page.exists()
+
+
+def test_a_cache_folder_that_cannot_be_used(
+    models: Models, photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (photos.parent / "cache-file").write_text("mine")
+    monkeypatch.setenv("TELLAPART_CACHE", str(photos.parent / "cache-file"))
+    assert command(monkeypatch, photos, "--model", models[0], "--one-group") == 2
+    assert "this is in the cache folder, choose another one with the environment variable TELLAPART_CACHE" in (
+        capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(

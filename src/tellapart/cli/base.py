@@ -9,12 +9,30 @@ from typing import Annotated
 
 import typer
 
+from tellapart import __version__
+
 app = typer.Typer(
     help="Captions that tell your images apart.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"tellapart {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def tellapart(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """Captions that tell your images apart."""
+
 
 RunsOption = Annotated[Path, typer.Option(help="Folder for run folders, named NAME-KEY.")]
 BudgetOption = Annotated[

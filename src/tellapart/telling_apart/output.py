@@ -12,7 +12,7 @@ from typing import Any
 
 from tellapart.data.images import load_image
 from tellapart.errors import DataError
-from tellapart.files import GENERATOR, check_output, write_jsonl, write_text
+from tellapart.files import GENERATOR, check_ending, check_output, write_jsonl, write_text
 from tellapart.pages.base import data_address, render
 from tellapart.telling_apart.tell import ToldApart, ToldPicture
 from tellapart.text import plain_words
@@ -25,17 +25,16 @@ ENDINGS = (".html", ".jsonl", ".csv")
 
 def check_told_apart(path: Path, inputs: Iterable[str | Path] = ()) -> None:
     """Raise unless the result can be written to this file. Call it before the work."""
-    if path.suffix not in ENDINGS:
-        raise DataError(f"{path}: the ending tells what is written; use one of {', '.join(ENDINGS)}")
-    check_output(path, *([GENERATOR] if path.suffix == ".html" else COLUMNS), inputs=inputs)
+    check_ending(path, *ENDINGS)
+    check_output(path, *([GENERATOR] if path.suffix.lower() == ".html" else COLUMNS), inputs=inputs)
 
 
 def write_told_apart(told: ToldApart, path: Path) -> None:
     """Write a page, JSONL or CSV, by the ending of the file."""
     check_told_apart(path)
-    if path.suffix == ".html":
+    if path.suffix.lower() == ".html":
         write_text(path, page(told))
-    elif path.suffix == ".csv":
+    elif path.suffix.lower() == ".csv":
         write_text(path, table(told))
     else:
         write_jsonl(path, [one.row() for one in told.pictures])
