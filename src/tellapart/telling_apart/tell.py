@@ -154,7 +154,9 @@ def tell_apart(
     # The same picture twice cannot be told apart: the first stands for both.
     whole = sorted(set(first))
     alike = (
-        [range(len(whole))] if settings.one_group else group_alike(unit[whole], settings.threshold, settings.group_size)
+        [list(range(len(whole)))]
+        if settings.one_group
+        else group_alike(unit[whole], settings.threshold, settings.group_size)
     )
     groups = [[whole[place] for place in group] for group in alike]
     groups.sort(key=lambda group: (len(group) == 1, group[0]))
