@@ -152,7 +152,9 @@ def test_the_command_writes_a_file(
 ) -> None:
     out = tmp_path / "new" / "captions.jsonl"
     assert run(monkeypatch, pictures / "a.jpg", pictures / "b.png", "--model", model, "--out", out) == 0
-    assert capsys.readouterr().out == ""
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.endswith(f"wrote {out}: 2 rows\n")
     rows = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()]
     assert [Path(row["id"]).name for row in rows] == ["a.jpg", "b.png"]
     assert all(list(row) == ["id", "caption", "log_prob", "ended"] for row in rows)
@@ -165,7 +167,22 @@ def test_the_command_fails_when_nothing_was_captioned(
     printed = capsys.readouterr()
     assert printed.out == ""
     assert "nowhere.jpg: this picture does not exist" in printed.err
+    assert "100 %" not in printed.err
     assert printed.err.endswith("tellapart: no image could be read\n")
+
+
+def test_pictures_of_other_formats_and_hidden_ones(
+    model: Path, pictures: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("x.HEIC", "inner/y.heic", "z.gif"):
+        (pictures / name).write_bytes(b"")
+    (pictures / ".thumbs").mkdir()
+    for name in (".thumbs/a.jpg", "._a.jpg", ".thumbs/z.gif"):
+        (pictures / name).write_bytes((pictures / "a.jpg").read_bytes())
+    assert run(monkeypatch, pictures, "--model", model) == 0
+    printed = capsys.readouterr()
+    assert [Path(json.loads(line)["id"]).name for line in printed.out.splitlines()] == ["a.jpg", "b.png", "c.webp"]
+    assert "3 files are not read (.heic, .gif): convert them to JPEG or PNG\n" in printed.err
 
 
 # --- the shipped model ------------------------------------------------------------------------------------------------
@@ -315,6 +332,7 @@ def no_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
         ("pictures", r"pictures: is an input and is not overwritten"),
         ("model", r"model: this is a folder, and a file is needed"),
         ("notes.txt/new/rows.jsonl", r"notes\.txt: this is a file, and a folder is needed"),
+        ("rows.csv", r"rows\.csv: the ending tells what is written; use one of \.jsonl, _results\.json"),
         ("/dev/full", r"/dev/full: exists and was not written by tellapart"),
     ],
 )
@@ -350,7 +368,7 @@ def test_the_data_set_is_not_overwritten(
 def test_captions_are_written_again(
     model: Path, pictures: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "captions.json"
+    out = tmp_path / "captions.jsonl"
     for images in ([pictures], [pictures / "a.jpg"]):
         assert run(monkeypatch, *images, "--model", model, "--out", out) == 0
     assert len(out.read_text(encoding="utf-8").splitlines()) == 1

@@ -99,6 +99,15 @@ def test_the_kept_help_is_the_help() -> None:
     assert "─" not in done.stdout
 
 
+def test_the_version_is_instant(run: Run) -> None:
+    from tellapart import __version__
+
+    ask = "import sys; from tellapart.cli import main; sys.argv = ['', '--version']; main()"
+    assert python(f"{ask}; print('typer' in sys.modules)") == f"tellapart {__version__}\nFalse\n"
+    assert run("--version", "caption").out == f"tellapart {__version__}\n"
+    assert "-version" in Path(cli.HELP).read_text(encoding="utf-8")
+
+
 def test_import_imports_nothing_heavy() -> None:
     assert python(f"import sys, tellapart; dir(tellapart); {LOADED}") == "LOADED []\n"
     # A name is loaded when asked for, with only what it needs.
@@ -114,6 +123,7 @@ def test_every_verb_explains_itself(run: Run, verb: str) -> None:
     result = run(*verb.split(), "--help")
     assert result.status == 0
     assert f"tellapart {verb}" in result.out
+    assert not re.search(r"<(bool|int|float|str|path|list)", result.out), "types of Python"
     assert "Traceback" not in result.err
 
 
@@ -172,6 +182,9 @@ def mistake(result: Result) -> str:
         (["compare", "=runs/one", "b=runs/two", "--control", "b"], r"'=runs/one': name each run as LABEL=FOLDER"),
         (["compare", "a=runs/one", "b=runs/two", "--control", "b"], r"runs/one: this is not a run folder"),
         (["evaluate-retrieval", "pictures"], r"pictures: this is not a run folder"),
+        (["caption", "a.jpg", "--set", "beam"], r"'beam' is no override; write it as key=value, e\.g\. method=beam"),
+        (["tell-apart", "pictures", "--set", "truth"], r"'truth' is no override; .* e\.g\. threshold=0\.6"),
+        (["add-encoder", "foo", "x.whl"], r"encoder 'foo': its weights cannot be added; write clip-vit-b16$"),
         (["demo", "--budget", "smok"], r"there is no budget 'smok'; did you mean 'smoke'\?"),
     ],
 )

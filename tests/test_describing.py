@@ -229,7 +229,9 @@ def test_the_command_prints_rows_in_a_pipe_and_tables_on_a_terminal(
     assert status == 0
     assert rows == json.loads(json.dumps(score_images(files, "a red house", model)))
     assert "broken.png: not a picture" in err
-    assert run(folder, "--caption", "a", "--model", model, "--out", tmp_path / "rows.jsonl")[:2] == (0, "")
+    written = run(folder, "--caption", "a", "--model", model, "--out", tmp_path / "rows.jsonl")
+    assert written[:2] == (0, "")
+    assert written[2].endswith(f"wrote {tmp_path / 'rows.jsonl'}: 3 rows\n")
     assert len((tmp_path / "rows.jsonl").read_text(encoding="utf-8").splitlines()) == 3
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
@@ -249,3 +251,26 @@ def test_mistakes_of_the_command(run: Any, model: Path, files: list[Path], tmp_p
     status, _, err = run(files[0], "--caption", "a", "--retriever", model)
     assert status == 2
     assert "holds a captioner (adaptive-attention), and a retriever is needed here" in err
+    status, _, err = run(files[0], "--caption", "a", "--model", model, "--out", tmp_path / "rows.csv")
+    assert status == 2
+    assert "rows.csv: the ending tells what is written; use .jsonl" in err
+    status, _, err = run(files[0], "--caption", " ", "--model", model)
+    assert status == 2
+    assert "the caption has no words" in err
+
+
+def test_the_shipped_model_of_another_kind(
+    run: Any, model: Path, files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shipped, "shipped_models", lambda: tmp_path / "shipped")
+    (tmp_path / "shipped").mkdir()
+    model.rename(tmp_path / "shipped" / "captioner")
+    _, _, err = run(files[0], "--caption", "a", "--retriever", "shipped")
+    assert err.endswith("and a retriever is needed here; use shipped/retriever\n")
+
+
+def test_unknown_words_are_told(run: Any, model: Path, retriever: Path, files: list[Path]) -> None:
+    asked = (files[0], "--caption", "a zeppelin, a red zeppelin")
+    assert "the retriever does not know: zeppelin\n" in run(*asked, "--retriever", retriever)[2]
+    assert "the captioner does not know: zeppelin\n" in run(*asked, "--model", model)[2]
+    assert "know" not in run(files[0], "--caption", "a red house", "--retriever", retriever)[2]

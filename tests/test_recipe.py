@@ -359,7 +359,10 @@ def test_frozen_words_need_a_file(write: Write) -> None:
 
 
 def test_a_missing_key(write: Write) -> None:
-    assert mistakes(write(data={"max_words": 3})) == ["data.source: this key is missing"]
+    assert mistakes(write(data={"max_words": 3})) == [
+        "data.source: this key is missing; give data.source=VALUE: 'scenes', a folder of pictures, or a data set "
+        "(docs/data.md)"
+    ]
     assert mistakes(write(start={"form": "x"})) == [
         "start.from: this key is missing",
         "start.form: there is no such key; did you mean 'from'?",

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import stat
+from pathlib import Path
+
 import pytest
 import torch
 
+from support.pictures import TinyEncoder, save_model
 from tellapart.errors import RunError
 from tellapart.weights import SCALE, pack, unpack
 
@@ -56,3 +61,13 @@ def test_factors_that_do_not_fit() -> None:
         unpack({name: tensor for name, tensor in packed.items() if name != "filter"})
     with pytest.raises(ValueError, match="'filter' has 3 rows and 2 factors"):
         unpack({**packed, "filter" + SCALE: torch.ones(2)})
+
+
+@pytest.mark.skipif(os.name == "nt", reason="modes of files are of other systems")
+def test_everyone_may_read_a_model_folder(tmp_path: Path) -> None:
+    """As the umask says: also the weights, which safetensors writes for their owner alone."""
+    (tmp_path / "plain").write_text("")
+    folder = save_model(tmp_path / "model", TinyEncoder.identity)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {
+        stat.S_IMODE((tmp_path / "plain").stat().st_mode)
+    }

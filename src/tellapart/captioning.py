@@ -326,7 +326,7 @@ def caption_split(
 
 def is_server_file(path: Path) -> bool:
     """Whether a file is named as COCO's server wants: `captions_test2014_NAME_results.json`."""
-    return path.name.endswith("_results.json")
+    return path.name.lower().endswith("_results.json")
 
 
 def _check_one_caption(decoding: DecodingSettings) -> None:

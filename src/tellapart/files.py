@@ -539,6 +539,13 @@ def check_output(path: Path, *marks: str, inputs: Iterable[str | Path] = (), reu
         check_folder(path.parent)
 
 
+def check_ending(path: Path, *endings: str) -> None:
+    """Raise unless the name of an output has one of these endings, which tell what is written."""
+    if not path.name.lower().endswith(endings):
+        known = f"use {endings[0]}" if len(endings) == 1 else f"use one of {', '.join(endings)}"
+        raise DataError(f"{path}: the ending tells what is written; {known}")
+
+
 def check_folder(folder: Path) -> None:
     """Raise unless files can be written into this folder, which may not exist yet; nothing is left behind."""
     place = Path(os.path.realpath(folder))
@@ -546,7 +553,7 @@ def check_folder(folder: Path) -> None:
         while not place.exists():
             place = place.parent
         if not place.is_dir():
-            raise DataError(f"{place}: this is a file, and a folder is needed; choose another one")
+            raise DataError(f"{place}: this is a file, and a folder is needed; choose another one{cache_hint(folder)}")
         probe = temporary_path(place / "probe")
         try:
             with open(probe, "xb") as handle:
@@ -559,6 +566,7 @@ def check_folder(folder: Path) -> None:
     except OSError as error:
         raise DataError(
             f"{folder}: files cannot be written here ({error.strerror or error}); make room or choose another folder"
+            + cache_hint(folder)
         ) from None
 
 
@@ -575,11 +583,11 @@ def is_result(path: Path, *marks: str) -> bool:
         return True
     try:
         with open(path, encoding="utf-8") as handle:
-            if path.suffix in (".html", ".md", ".xmp"):
+            if path.suffix.lower() in (".html", ".md", ".xmp"):
                 text = handle.read(_LARGEST_RESULT)
                 return all(mark in text for mark in marks)
             line = handle.readline(_LARGEST_RESULT)
-            if path.suffix == ".csv":
+            if path.suffix.lower() == ".csv":
                 return set(marks) <= set(line.strip().split(","))
             value = json.loads(line if _is_json(line) else line + handle.read(_LARGEST_RESULT))
     except (ValueError, RecursionError):  # not UTF-8, not JSON, or nested too deep
@@ -615,3 +623,10 @@ def cache_folder() -> Path:
     if chosen:
         return Path(chosen)
     return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "tellapart"
+
+
+def cache_hint(path: str | Path) -> str:
+    """What to add to an error about a file in the cache folder; nothing about another file."""
+    inside = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(cache_folder()))
+    hint = "; this is in the cache folder, choose another one with the environment variable TELLAPART_CACHE"
+    return hint if inside else ""

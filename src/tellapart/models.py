@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+import shutil
 from abc import ABC
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -41,7 +42,7 @@ from tellapart.files import (
     write_json,
     write_text,
 )
-from tellapart.shipped import find_model
+from tellapart.shipped import find_model, shipped_name
 from tellapart.text import SPECIALS, Vocabulary
 from tellapart.weights import WeightType, pack, unpack
 
@@ -196,6 +197,8 @@ def write_model(model: Model, folder: Path, weights: WeightType = "float32") -> 
     save_file(pack(model.state_dict(), weights), folder / "model.safetensors")
     model.write_parts(folder)
     _write_description(folder, model_description(model))
+    # safetensors lets only the owner read its files; whoever is given the folder needs them all.
+    shutil.copymode(folder / "model.json", folder / "model.safetensors")
 
 
 def model_description(model: Model) -> dict[str, Any]:
@@ -227,10 +230,9 @@ def load_model(folder: str | Path, kind: str, overrides: dict[str, Any] | None =
     description = read_description(folder)
     found = model_kind(description)
     if found != kind and found is not None:
-        raise RunError(
-            f"{folder}: holds a {found} ({_name(description)}), and a {kind} is needed here; "
-            f"to evaluate a {found}, use 'tellapart {EVALUATED_BY[found]}'"
-        )
+        evaluate = f"to evaluate a {found}, use 'tellapart {EVALUATED_BY[found]}'"
+        remedy = evaluate if shipped_name(folder) is None else f"use shipped/{kind}"
+        raise RunError(f"{folder}: holds a {found} ({_name(description)}), and a {kind} is needed here; {remedy}")
     if found is None:
         raise RunError(f"{folder}: model.json is damaged (it names no {kind}); use another checkpoint")
     check_regular(folder / "model.safetensors", "weights")

@@ -15,6 +15,7 @@ from tellapart.decoding.search import BLOCK
 from tellapart.describing import Describer, Models
 from tellapart.encoders.base import ImageEncoder
 from tellapart.errors import DataError
+from tellapart.text import unknown_words
 
 
 def score_images(
@@ -24,6 +25,7 @@ def score_images(
     retriever: str | Path | None = None,
     on_skip: Callable[[DataError], None] | None = None,
     on_progress: Callable[[int, int], None] | None = None,
+    on_unknown: Callable[[list[str]], None] | None = None,
 ) -> list[dict[str, Any]]:
     """Score one caption for images and folders of images: rows with `rank`, `id` and the score, the best first.
 
@@ -37,14 +39,20 @@ def score_images(
         retriever: rank by this retriever instead.
         on_skip: called with the error of each image that cannot be read; by default the error is raised.
         on_progress: called with the numbers of images done and of all images.
+        on_unknown: called with the words of the caption that the model does not know, if there are any.
 
     Example:
         >>> rows = score_images(["holiday/"], "a giraffe next to a tree")           # doctest: +SKIP
         >>> rows[0]["id"], rows[0]["log_prob"]                                      # doctest: +SKIP
         ('holiday/17.jpg', -8.2)
     """
+    if not caption.strip():
+        raise DataError("the caption has no words; write what is to be seen")
     paths = expand_images(images)
     describer = Describer(model, retriever)
+    unknown = unknown_words((describer.captioner if retriever is None else describer.retriever).vocabulary, caption)
+    if unknown and on_unknown is not None:
+        on_unknown(unknown)
     encoder = describer.encoder if retriever is None else describer.encoder_of_retriever
     rows: list[dict[str, Any]] = []
     for done, named, pictures in _readable(paths, encoder, on_skip):

@@ -65,8 +65,9 @@ def parse_section(
         prefix: what comes before a key in messages, such as `decoding.`.
     """
     content = dict(content)
+    example = next(f"{name}={field.default}" for name, field in section.model_fields.items() if not field.is_required())
     for override in overrides:
-        set_override(content, override)
+        set_override(content, override, example)
     try:
         return section.model_validate(content)
     except ValidationError as error:
@@ -130,12 +131,12 @@ def _check_keys(value: Any) -> None:
         _check_keys(part)
 
 
-def set_override(content: dict[str, Any], override: str) -> None:
-    """Apply one `dotted.key=value`; the value is read as YAML."""
+def set_override(content: dict[str, Any], override: str, example: str = "training.steps=100") -> None:
+    """Apply one `dotted.key=value`; the value is read as YAML. Errors name the example."""
     key, equals, text = override.partition("=")
     override = shorten(override)
     if not equals or not key or key.count(".") > MAX_DEPTH:
-        raise RecipeError(f"'{override}' is no override; write it as key=value, e.g. training.steps=100")
+        raise RecipeError(f"'{override}' is no override; write it as key=value, e.g. {example}")
     try:
         value = load_yaml(text)
     except ValueError as error:
@@ -169,10 +170,14 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str) -> list
         location = [shorten(str(part), 80) for part in problem["loc"]]
         key = (prefix + ".".join(location)).rstrip(".")
         if problem["type"] == "extra_forbidden":
-            known = _keys(model, location[:-1])
+            section = _section(model, location[:-1])
+            known = [] if section is None else [field.alias or name for name, field in section.model_fields.items()]
             lines.append(f"{key}: there is no such key{did_you_mean(location[-1], known)}")
         elif problem["type"] == "missing":
-            lines.append(f"{key}: this key is missing")
+            section = _section(model, location[:-1])
+            field = None if section is None else section.model_fields.get(location[-1])
+            about = None if field is None else field.description
+            lines.append(f"{key}: this key is missing" + ("" if about is None else f"; give {key}=VALUE: {about}"))
         else:
             message = shorten(problem["msg"].removeprefix("Value error, "))
             given = "" if isinstance(problem["input"], dict) else f" (it is {quote(problem['input'])})"
@@ -182,16 +187,16 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str) -> list
     return lines
 
 
-def _keys(model: type[BaseModel], path: Sequence[str]) -> list[str]:
-    """The known keys of a section."""
+def _section(model: type[BaseModel], path: Sequence[str]) -> type[BaseModel] | None:
+    """The model of a section; `None` if there is no such section."""
     for part in path:
         fields = {(field.alias or name): field for name, field in model.model_fields.items()}
         if part not in fields:
-            return []
+            return None
         annotation = fields[part].annotation
         options = [annotation, *getattr(annotation, "__args__", ())]
         models = [o for o in options if isinstance(o, type) and issubclass(o, BaseModel)]
         if not models:
-            return []
+            return None
         model = models[0]
-    return [field.alias or name for name, field in model.model_fields.items()]
+    return model

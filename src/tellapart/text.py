@@ -171,3 +171,11 @@ class Vocabulary:
             return cls(stored.words, stored.normaliser, stored.max_words)
         except DataError as error:
             raise DataError(f"{path}: this vocabulary is damaged ({error}); {remedy}") from None
+
+
+def unknown_words(vocabulary: object, text: str) -> list[str]:
+    """The words of a text that a model does not know, each once; of a model with pieces of words none is unknown."""
+    if type(vocabulary) is not Vocabulary:
+        return []
+    known = zip(vocabulary.words(text), vocabulary.encode(text), strict=False)
+    return list(dict.fromkeys(word for word, row in known if row == UNKNOWN))

@@ -237,3 +237,8 @@ def test_a_picture_at_the_cap_is_not_refused_for_its_size(tmp_path: Path) -> Non
     path.write_bytes(png_that_claims(MAX_PIXELS // 100, 100))
     with pytest.raises(DataError, match="broken"):  # its pixels are missing
         load_image(path)
+
+
+def test_a_folder_is_not_a_picture(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"this is a folder and not a picture; give the pictures in it"):
+        load_image(tmp_path)

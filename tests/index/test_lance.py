@@ -178,7 +178,12 @@ def test_the_commands(folder: Path, model: Path, photos: Path, run: Run) -> None
     assert (status, out, err) == (0, "", "no photograph passes the filters\n")
 
     page, lines = photos.parent / "page.html", photos.parent / "found.jsonl"
-    assert run("search", folder, "a zebra", "--out", lines)[0] == 0
+    status, out, err = run("search", folder, "a zebra", "--out", lines)
+    assert (status, out) == (0, "")
+    assert err.endswith(f"wrote {lines}: 10 rows\n")
+    status, _, err = run("search", folder, "a zebra", "--out", lines.with_suffix(".csv"))
+    assert status == 2
+    assert "found.csv: the ending tells what is written; use one of .html, .jsonl" in err
     assert len(lines.read_text().splitlines()) == 10
     (photos / "001.png").unlink()  # after it was indexed
     for query in ("a <b>zebra", photos / "000.png"):

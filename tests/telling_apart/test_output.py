@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from xml.etree import ElementTree
@@ -70,11 +71,33 @@ def test_the_page_loads_nothing_and_escapes_everything(told: ToldApart, tmp_path
     assert "<mark>blue</mark>" in text
     assert "prefers-color-scheme: dark" in text
     assert "1 of 2" in text
+    assert text.count("tells it apart") == 1
+    assert text.count("not told apart") == 1, "the second picture has rank 2"
     write_told_apart(told, path)  # a page of ours is replaced
     path.write_text("<p>mine</p>")
     with pytest.raises(DataError, match=r"page\.html: exists and was not written by tellapart"):
         write_told_apart(told, path)
     assert path.read_text() == "<p>mine</p>"
+
+
+def test_a_page_names_pictures_and_their_copies(photos: Path, tmp_path: Path) -> None:
+    (photos / "inner").mkdir()
+    red, blue = photos / "red.png", photos / "blue.png"
+    named = [str(one.rename(photos / name)) for one, name in ((red, "1.png"), (blue, "inner/1.png"))]
+    rows = [ToldPicture(id, 1, "a house", [], 2, "a house", 2, 2, "plain") for id in named]
+    copy = replace(rows[0], id=str(photos / "green.jpg"), same_as=named[0])
+    write_told_apart(ToldApart([[rows[0], copy, rows[1]]], [], "retriever"), tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert re.findall(r'class="name">(.*)</p>', text) == [named[0], "the same picture: green.jpg", named[1]]
+    assert "2 of 2 pictures look like others" in text
+    assert text.count("<figure") == 2
+
+
+def test_a_page_needs_files(told: ToldApart, tmp_path: Path) -> None:
+    (first, *_), *_ = told.groups
+    with pytest.raises(DataError, match=r"picture 1: is not a file, and a page needs files; give paths"):
+        ToldApart([[replace(first, id="picture 1")]], [], "retriever").write(tmp_path / "page.html")
+    assert not (tmp_path / "page.html").exists()
 
 
 def test_marked_parts() -> None:
@@ -97,7 +120,11 @@ def test_jsonl_and_csv(told: ToldApart, tmp_path: Path) -> None:
     with open(tmp_path / "rows.csv", encoding="utf-8", newline="") as handle:
         cells = list(csv.DictReader(handle))
     for cell, row in zip(cells, rows, strict=True):
-        assert cell == {**{key: str(value) for key, value in row.items()}, "words": " ".join(row["words"])}
+        assert cell == {
+            **{key: str(value) for key, value in row.items()},
+            "words": " ".join(row["words"]),
+            "same_as": "",
+        }
     (tmp_path / "rows.csv").write_text("name,age\nme,3\n")
     with pytest.raises(DataError, match="was not written by tellapart"):
         check_told_apart(tmp_path / "rows.csv")

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -39,6 +41,12 @@ def test_similar_pictures_are_told_apart(models: Models, photos: Path) -> None:
     assert told.ranked_by == "retriever"
     assert [str(error) for error in skipped] == told.skipped
     assert "broken.jpg: not a picture in a known format" in told.skipped[0]
+
+
+def test_words_that_all_captions_share_are_not_marked(models: Models, photos: Path) -> None:
+    nothing = {"contrast": (), "samples": 0, "fluency": 0.0, "retrieval": 0.0, "likelihood": 0.0, "truth": 0.0}
+    told = tell_apart([photos / "red.png", photos / "green.jpg"], *models, TellApartSettings(one_group=True, **nothing))
+    assert [(one.caption, one.words) for one in told.pictures] == [("a house", []), ("a house", [])]
 
 
 def test_without_a_retriever_the_captioner_ranks(models: Models, photos: Path) -> None:
@@ -100,10 +108,39 @@ def test_captions_of_anyone_take_part(models: Models, photos: Path, tmp_path: Pa
     ]
 
 
-@pytest.mark.parametrize("images", [[], ["nowhere.jpg"]])
-def test_no_picture(models: Models, images: list[str]) -> None:
-    with pytest.raises(DataError, match="no image"):
+@pytest.mark.parametrize(
+    ("images", "told"),
+    [
+        ([], "no image was given"),
+        (["nowhere.jpg"], r"no image could be read: nowhere\.jpg: this picture does not exist"),
+    ],
+)
+def test_no_picture(models: Models, images: list[str], told: str) -> None:
+    with pytest.raises(DataError, match=told):
         tell_apart(images, *models)
+
+
+@pytest.mark.parametrize("one_group", [True, False])
+def test_the_same_picture_twice_counts_once(models: Models, photos: Path, one_group: bool) -> None:
+    """It is not told from itself; a copy has the row of the first one and says so."""
+    (photos / "again.jpg").write_bytes((photos / "red.png").read_bytes())
+    (photos / "blue.png").unlink()
+    red, again, green = photos / "red.png", photos / "again.jpg", photos / "green.jpg"
+    settings = SETTINGS.model_copy(update={"one_group": one_group})
+    told = tell_apart([green, red, Image.open(red), again], *models, settings)
+    rows = {one.id: one for one in told.pictures}
+    assert {one.of for one in told.pictures} == {2 if one_group else 1}
+    for copy in ("picture 3", str(again)):
+        assert rows[copy] == replace(rows[str(red)], id=copy, same_as=str(red))
+    assert rows[str(red)].same_as is rows[str(green)].same_as is None
+    assert rows[str(red)].rank == 1
+    assert len(told.groups) == (1 if one_group else 2)
+
+
+def test_candidates_are_read_before_the_work(models: Models, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tell, "_look", lambda *_: pytest.fail("encoded before the candidates were read"))
+    with pytest.raises(DataError, match=r"nowhere\.jsonl: this caption file does not exist"):
+        tell_apart([photos], *models, candidates="nowhere.jsonl")
 
 
 def test_shipped_models_are_the_default(models: Models, photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,10 +178,65 @@ def test_the_command_writes_a_page_and_sidecars(
 ) -> None:
     page = photos.parent / "page.html"
     assert command(monkeypatch, photos, "--model", models[0], "--one-group", "--out", page, "--sidecars") == 0
-    assert "3 of 3 pictures are like others" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert re.fullmatch(
+        rf"wrote {page}\n3 of 3 pictures are like others; plain captions find [0-3] of them, distinctive ones [0-3]\n",
+        printed.out,
+    )
+    assert "wrote 3 sidecars, such as " in printed.err
     assert page.read_text(encoding="utf-8").count("<figure") == 3
     assert {path.name for path in photos.glob("*.xmp")} == {"red.xmp", "blue.xmp", "green.xmp"}
     assert command(monkeypatch, photos, "--model", models[0], "--one-group", "--out", page, "--sidecars") == 0
+
+
+def test_the_command_without_similar_pictures(
+    models: Models, photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (photos / "again.png").write_bytes((photos / "red.png").read_bytes())
+    (photos / "x.gif").write_bytes(b"")
+    page = photos.parent / "PAGE.HTML"
+    assert command(monkeypatch, photos, "--model", models[0], "--threshold", "1", "--out", page) == 0
+    printed = capsys.readouterr()
+    told = "no similar pictures: plain captions kept; 1 more is the same as another one"
+    assert printed.out == f"wrote {page}\n{told}\n"
+    assert "1 file is not read (.gif)" in printed.err
+    assert page.read_text(encoding="utf-8").count("<figure") == 3
+    assert command(monkeypatch, photos, "--model", models[0], "--threshold", "1", "--out", page) == 0
+
+
+def test_sidecars_alone_print_the_rows_too(
+    models: Models, photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(monkeypatch, photos / "red.png", "--model", models[0], "--sidecars") == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["caption"] == "a house"
+    assert f"wrote 1 sidecar, {photos / 'red.xmp'}" in printed.err
+
+
+def test_the_command_names_what_cannot_be_read(
+    models: Models, photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (photos / "broken.jpg").write_bytes(b"no picture")
+    page = photos.parent / "page.html"
+    images = [photos / "nothere.jpg", photos / "broken.jpg"]
+    assert command(monkeypatch, *images, "--model", models[0], "--out", page) == 2
+    told = capsys.readouterr().err
+    assert "nothere.jpg: this picture does not exist" in told
+    assert "broken.jpg: not a picture" in told
+    assert told.endswith("tellapart: no image could be read\n")
+    assert "100 %" not in told
+    assert not page.exists()
+
+
+def test_a_cache_folder_that_cannot_be_used(
+    models: Models, photos: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (photos.parent / "cache-file").write_text("mine")
+    monkeypatch.setenv("TELLAPART_CACHE", str(photos.parent / "cache-file"))
+    assert command(monkeypatch, photos, "--model", models[0], "--one-group") == 2
+    assert "this is in the cache folder, choose another one with the environment variable TELLAPART_CACHE" in (
+        capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize(

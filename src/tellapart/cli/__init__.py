@@ -10,6 +10,7 @@ import io
 import os
 import sys
 
+from tellapart import __version__
 from tellapart.errors import TellapartError, out_of_memory
 from tellapart.progress import close_bars
 
@@ -28,6 +29,9 @@ def main() -> None:
             stream.reconfigure(errors="backslashreplace")
     if sys.argv[1:] == ["--help"] and _print_help():
         return
+    if sys.argv[1:] == ["--version"]:
+        print(f"tellapart {__version__}")
+        return
     from tellapart.cli.commands import app
 
     try:
@@ -39,7 +43,10 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
     except OSError as error:
-        _print_error(f"{error.filename or 'a file'}: {error.strerror or error}")
+        from tellapart.files import cache_hint
+
+        hint = cache_hint(error.filename) if isinstance(error.filename, str) else ""
+        _print_error(f"{error.filename or 'a file'}: {error.strerror or error}{hint}")
         sys.exit(2)
     except UnicodeEncodeError as error:
         text = ascii(error.object[max(0, error.start - 40) : error.end + 40])

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tellapart.decoding.settings import DecodingSettings
     from tellapart.index.base import Recall
     from tellapart.index.photos import Found
+    from tellapart.telling_apart.tell import ToldApart
 
 PANEL = "Your photographs"  # in the help
 
@@ -68,7 +69,7 @@ def caption(
     from tellapart.decoding.settings import DecodingSettings
     from tellapart.describing import own_decoding
     from tellapart.errors import DataError
-    from tellapart.files import check_output, write_json, write_jsonl
+    from tellapart.files import check_ending, check_output, write_json, write_jsonl
 
     if bool(images) == bool(data):
         raise typer.BadParameter("give images to caption, or a data set with --data")
@@ -78,6 +79,7 @@ def caption(
     if out is not None:
         marks = ("image_id", "caption") if server else ("id", "caption", "log_prob", "ended")
         check_output(out, *marks, inputs=[*(images or []), *([data] if data else [])])
+        check_ending(out, ".jsonl", "_results.json")
     given = {
         "method": method,
         "beam": beam,
@@ -91,18 +93,18 @@ def caption(
         _download(*(model or []))
     models: list[Path] = model or [Path("shipped")]
     settings = DecodingSettings.parse({**own_decoding(models).model_dump(), **chosen}, set_ or [])
-    line, skipped = ProgressLine("captioning", " images"), _Skipped()
+    skipped = _Skipped(ProgressLine("captioning", " images"))
     if data is not None:
-        rows = caption_split(data, models, split, settings, line.update, server=server)
+        rows = caption_split(data, models, split, settings, skipped.progress, server=server)
         captioned = len(rows)
         if out is None:
             _print_captions(rows)
         else:
             (write_json if server else write_jsonl)(out, rows)
     elif out is None:
-        captioned = _caption_and_print(images or [], models, settings, overlay, skipped, line)
+        captioned = _caption_and_print(images or [], models, settings, overlay, skipped)
     elif server:
-        rows = caption_images(images or [], models, settings, skipped, line.update, overlay, server)
+        rows = caption_images(images or [], models, settings, skipped, skipped.progress, overlay, server)
         captioned = len(rows)
         if rows:
             write_json(out, rows)
@@ -110,23 +112,50 @@ def caption(
             missing = f"{skipped.count} of {skipped.count + len(rows)} images"
             print(f"{out}: has no captions of {missing}; COCO's server takes only complete results", file=sys.stderr)
     else:
-        captioned = caption_to_file(images or [], out, models, settings, skipped, line.update, overlay)
+        captioned = caption_to_file(images or [], out, models, settings, skipped, skipped.progress, overlay)
     if not captioned:
         raise DataError("no image could be read")
+    if out is not None:
+        _tell_written(out, captioned)
+    _tell_others(images or [])
     if skipped.count > 1:
         print(f"{skipped.count:,} images could not be read; the messages above name them", file=sys.stderr)
 
 
 class _Skipped:
-    """Tells on the error stream which images are skipped, as soon as it is known, and counts them."""
+    """Tells on the error stream which images are skipped, as soon as it is known, and counts them.
 
-    def __init__(self) -> None:
+    Args:
+        line: shows the progress.
+    """
+
+    def __init__(self, line: ProgressLine) -> None:
         self.count = 0
+        self._line = line
 
     def __call__(self, error: object) -> None:
         self.count += 1
         close_bars()
         print(f"skipped: {error}", file=sys.stderr)
+
+    def progress(self, done: int, of: int) -> None:
+        """Show the progress, unless no image at all could be read."""
+        if self.count < of:
+            self._line.update(done, of)
+
+
+def _tell_others(images: Sequence[Path]) -> None:
+    """Say how many files in folders have a format that is not read."""
+    from tellapart.data.readers.folder import describe_others
+
+    others = describe_others([path for path in images if path.is_dir()])
+    if others is not None:
+        print(others, file=sys.stderr)
+
+
+def _tell_written(out: Path, rows: int) -> None:
+    close_bars()
+    print(f"wrote {out}: {rows:,} row{'' if rows == 1 else 's'}", file=sys.stderr)
 
 
 def _caption_and_print(
@@ -135,7 +164,6 @@ def _caption_and_print(
     settings: DecodingSettings,
     overlay: Path | None,
     skipped: _Skipped,
-    line: ProgressLine,
 ) -> int:
     """Print captions a block at a time, on a terminal or into a pipe; gives the number of rows."""
     from tellapart.captioning import caption_blocks
@@ -147,7 +175,7 @@ def _caption_and_print(
         _print_captions(block.rows)
         captioned += len(block.rows)
         if not sys.stdout.isatty():  # there the captions show the progress
-            line.update(block.done, block.images)
+            skipped.progress(block.done, block.images)
     return captioned
 
 
@@ -183,7 +211,7 @@ def score(
     order, the best first.
     """
     from tellapart.errors import DataError
-    from tellapart.files import check_output, write_jsonl
+    from tellapart.files import check_ending, check_output, write_jsonl
     from tellapart.scoring import score_images
 
     if retriever is not None and model is not None:
@@ -191,18 +219,25 @@ def score(
     key = "log_prob" if retriever is None else "similarity"
     if out is not None:
         check_output(out, "rank", "id", key, inputs=images)
+        check_ending(out, ".jsonl")
     if download:
         _download(*(model or []), retriever)
-    line = ProgressLine("scoring", " images")
-    skipped: list[DataError] = []
-    rows = score_images(images, caption, model or "shipped", retriever, skipped.append, line.update)
+    skipped = _Skipped(ProgressLine("scoring", " images"))
+
+    def tell_unknown(words: list[str]) -> None:
+        print(
+            f"the {'captioner' if retriever is None else 'retriever'} does not know: {', '.join(words)}",
+            file=sys.stderr,
+        )
+
+    rows = score_images(images, caption, model or "shipped", retriever, skipped, skipped.progress, tell_unknown)
     close_bars()
-    for error in skipped:
-        print(f"skipped: {error}", file=sys.stderr)
     if not rows:
         raise DataError("no image could be read")
+    _tell_others(images)
     if out is not None:
         write_jsonl(out, rows)
+        _tell_written(out, len(rows))
     elif not sys.stdout.isatty():
         for row in rows:
             print(json_line(row))
@@ -291,7 +326,6 @@ def tell_apart(
     If it is interrupted, the same command continues.
     """
     from tellapart.captioning import expand_images
-    from tellapart.errors import DataError
     from tellapart.telling_apart.endpoint import Endpoint
     from tellapart.telling_apart.output import check_told_apart, write_told_apart
     from tellapart.telling_apart.settings import TellApartSettings
@@ -312,7 +346,6 @@ def tell_apart(
         check_sidecars(paths)
     if download:
         _download(*(model or []), retriever)
-    skipped: list[DataError] = []
     line = ProgressLine("telling apart", " images")
     told = tell(
         paths,
@@ -321,25 +354,37 @@ def tell_apart(
         settings,
         candidates=candidates,
         endpoint=server,
-        on_skip=skipped.append,
+        on_skip=_Skipped(line),
         on_progress=line.update,
     )
-    for error in skipped:
-        print(f"skipped: {error}", file=sys.stderr)
+    close_bars()
+    _tell_others(images)
     if sidecars:
         written = write_sidecars([(Path(one.id), one.caption) for one in told.pictures])
-        print(f"{len(written)} sidecars, such as {written[0]}")
-    if out is not None:
-        write_told_apart(told, out)
-        alike = [one for one in told.pictures if one.of > 1]
-        plain, found = sum(one.plain_rank == 1 for one in alike), sum(one.rank == 1 for one in alike)
-        print(
-            f"{len(alike)} of {len(told.pictures)} pictures are like others; {plain} plain captions and {found} "
-            f"distinctive ones find their picture; {out}"
-        )
-    elif not sidecars:
+        count = "1 sidecar," if len(written) == 1 else f"{len(written):,} sidecars, such as"
+        print(f"wrote {count} {written[0]}", file=sys.stderr)
+    if out is None:
         for one in told.pictures:
             print(json_line(one.row()))
+        return
+    write_told_apart(told, out)
+    print(f"wrote {out}")
+    print(_told_summary(told))
+
+
+def _told_summary(told: ToldApart) -> str:
+    """How many pictures are similar, and how many of them each kind of caption finds; a picture twice counts once."""
+    pictures = [one for one in told.pictures if one.same_as is None]
+    alike = [one for one in pictures if one.of > 1]
+    copies = len(told.pictures) - len(pictures)
+    same = "" if not copies else f"; {copies:,} more {'is' if copies == 1 else 'are'} the same as another one"
+    if not alike:
+        return f"no similar pictures: plain captions kept{same}"
+    plain, found = sum(one.plain_rank == 1 for one in alike), sum(one.rank == 1 for one in alike)
+    return (
+        f"{len(alike):,} of {len(pictures):,} pictures are like others; plain captions find {plain:,} of them, "
+        f"distinctive ones {found:,}{same}"
+    )
 
 
 @app.command(rich_help_panel=PANEL)
@@ -424,13 +469,14 @@ def search(
     from dataclasses import asdict
 
     from tellapart.data.images import SUFFIXES
-    from tellapart.files import GENERATOR, check_output, write_jsonl
+    from tellapart.files import GENERATOR, check_ending, check_output, write_jsonl
     from tellapart.index.listing import parse_date
     from tellapart.index.photos import open_index
 
-    page = out is not None and out.suffix == ".html"
+    page = out is not None and out.suffix.lower() == ".html"
     if out is not None:
         check_output(out, *([GENERATOR] if page else ["path", "similarity"]), inputs=[query])
+        check_ending(out, ".html", ".jsonl")
     asked = Path(query)
     is_picture = asked.suffix.lower() in SUFFIXES or (len(query) < 1000 and asked.is_file())
     opened = open_index(place, retriever, must_exist=True)
@@ -448,7 +494,7 @@ def search(
         print(recall, file=sys.stderr)
     unknown = [] if is_picture else opened.reader.unknown_words(query)
     if unknown:
-        print(f"the retriever does not know: {', '.join(dict.fromkeys(unknown))}", file=sys.stderr)
+        print(f"the retriever does not know: {', '.join(unknown)}", file=sys.stderr)
     if not found:
         print("no photograph passes the filters", file=sys.stderr)
     rows = [asdict(one) for one in found]
@@ -461,6 +507,7 @@ def search(
         print(out)
     elif out is not None:
         write_jsonl(out, rows)
+        _tell_written(out, len(rows))
     elif sys.stdout.isatty():
         _print_found(found)
     else:

@@ -19,6 +19,8 @@ from tellapart.files import check_regular, is_utf8
 
 FORMATS = ("JPEG", "PNG", "WEBP")
 SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".webp"})
+# Pictures that are not read; they are counted, so that they do not vanish.
+OTHER_SUFFIXES = frozenset({".heic", ".heif", ".avif", ".gif", ".tif", ".tiff", ".bmp", ".jp2", ".jxl"})
 MAX_PIXELS = 100_000_000
 
 # A picture from Python: the path of a file, the bytes of one, a Pillow image, or an array of pixels.
@@ -50,6 +52,8 @@ def load_image(path: Path, at_least: int | None = None) -> Image.Image:
     try:
         if inside is None:
             check_regular(path, "picture")
+            if path.is_dir():
+                raise DataError(f"{path}: this is a folder and not a picture; give the pictures in it")
         return _decode(path if inside is None else io.BytesIO(member_bytes(*inside)), str(path), at_least)
     except FileNotFoundError:
         raise DataError(f"{path}: this picture does not exist; check the path") from None

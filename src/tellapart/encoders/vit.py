@@ -282,6 +282,8 @@ def add_encoder(name: str, source: Path) -> Path:
     Returns:
         The file in the cache folder.
     """
+    if name.partition("@")[0] not in VARIANTS:  # of these, only the weights of one do not come with tellapart
+        raise RecipeError(f"encoder '{name}': its weights cannot be added; write clip-vit-b16")
     family, side = parse_name(name)
     with torch.random.fork_rng(devices=[]):
         network = VisionTransformer(VARIANTS[family], side)

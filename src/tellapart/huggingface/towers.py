@@ -7,6 +7,7 @@ are squeezed to the square instead of cropped, since a caption may describe some
 from __future__ import annotations
 
 import hashlib
+import shutil
 from functools import cached_property
 from operator import attrgetter
 from pathlib import Path
@@ -180,6 +181,7 @@ class CaptionerTower(VisionTower):
         tensors = {f"{prefix}.{name}": part.cpu() for name, part in self._tower.state_dict().items()}
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
         write_json(folder / "config.json", read_config(self.folder))
+        shutil.copymode(folder / "config.json", folder / "model.safetensors")  # safetensors: only the owner's
         write_json(folder / "preprocessor_config.json", preprocessor_settings(self.folder))
 
     @property

@@ -17,7 +17,7 @@ from tellapart.huggingface.hub import is_transformers_folder, make_from_folder
 from tellapart.index.base import Made, Vector
 from tellapart.models import open_own_encoder, weights_digest
 from tellapart.retrievers.base import Raw, Retriever, load_retriever
-from tellapart.text import UNKNOWN, Vocabulary
+from tellapart.text import unknown_words
 
 
 def open_retriever(folder: Path) -> Retriever:
@@ -89,8 +89,4 @@ class Reader:
 
     def unknown_words(self, text: str) -> list[str]:
         """Words of a sentence that the retriever does not know; it ignores what they say."""
-        vocabulary = self.retriever.vocabulary
-        if type(vocabulary) is not Vocabulary:  # pieces of words: none is unknown
-            return []
-        known = zip(vocabulary.words(text), vocabulary.encode(text), strict=False)
-        return [word for word, row in known if row == UNKNOWN]
+        return unknown_words(self.retriever.vocabulary, text)

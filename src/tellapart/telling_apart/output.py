@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from tellapart.data.images import load_image
 from tellapart.errors import DataError
-from tellapart.files import GENERATOR, check_output, write_jsonl, write_text
+from tellapart.files import GENERATOR, check_ending, check_output, write_jsonl, write_text
 from tellapart.pages.base import data_address, render
 from tellapart.telling_apart.tell import ToldApart, ToldPicture
 from tellapart.text import plain_words
@@ -23,17 +25,16 @@ ENDINGS = (".html", ".jsonl", ".csv")
 
 def check_told_apart(path: Path, inputs: Iterable[str | Path] = ()) -> None:
     """Raise unless the result can be written to this file. Call it before the work."""
-    if path.suffix not in ENDINGS:
-        raise DataError(f"{path}: the ending tells what is written; use one of {', '.join(ENDINGS)}")
-    check_output(path, *([GENERATOR] if path.suffix == ".html" else COLUMNS), inputs=inputs)
+    check_ending(path, *ENDINGS)
+    check_output(path, *([GENERATOR] if path.suffix.lower() == ".html" else COLUMNS), inputs=inputs)
 
 
 def write_told_apart(told: ToldApart, path: Path) -> None:
     """Write a page, JSONL or CSV, by the ending of the file."""
     check_told_apart(path)
-    if path.suffix == ".html":
+    if path.suffix.lower() == ".html":
         write_text(path, page(told))
-    elif path.suffix == ".csv":
+    elif path.suffix.lower() == ".csv":
         write_text(path, table(told))
     else:
         write_jsonl(path, [one.row() for one in told.pictures])
@@ -61,15 +62,29 @@ def no_formula(text: str) -> str:
 
 def page(told: ToldApart) -> str:
     """One self-contained page: groups with both captions of each picture. Pictures must be files."""
-    return render("tell-apart.html", pictures=len(told.pictures), skipped=told.skipped, **page_values(told))
+    for one in told.pictures:
+        if re.fullmatch(r"picture \d+", one.id) and not Path(one.id).exists():
+            raise DataError(f"{one.id}: is not a file, and a page needs files; give paths, or write .jsonl or .csv")
+    return render("tell-apart.html", skipped=told.skipped, **page_values(told))
 
 
 def page_values(told: ToldApart) -> dict[str, Any]:
     """What a page says about groups and their pictures."""
-    alike = [[_shown(one) for one in group] for group in told.groups if len(group) > 1]
-    alone = [_shown(one) for group in told.groups if len(group) == 1 for one in group]
-    grouped = [one for group in told.groups if len(group) > 1 for one in group]
+    named = Counter(Path(one.id).name for one in told.pictures)
+    copies: dict[str, list[str]] = {}
+    for one in told.pictures:
+        if one.same_as is not None:
+            copies.setdefault(one.same_as, []).append(_name(one.id, named))
+    groups = [[one for one in group if one.same_as is None] for group in told.groups]
+    shown = [
+        [{**_shown(one), "name": _name(one.id, named), "copies": copies.get(one.id, [])} for one in group]
+        for group in groups
+    ]
+    alike = [group for group in shown if len(group) > 1]
+    alone = [group[0] for group in shown if len(group) == 1]
+    grouped = [one for group in groups if len(group) > 1 for one in group]
     return {
+        "pictures": sum(map(len, groups)),
         "groups": alike,
         "alone": alone,
         "ranked_by": told.ranked_by,
@@ -79,9 +94,13 @@ def page_values(told: ToldApart) -> dict[str, Any]:
     }
 
 
+def _name(id: str, named: Mapping[str, int]) -> str:
+    """The name of a picture's file; its path if another one has this name."""
+    return id if named[Path(id).name] > 1 else Path(id).name
+
+
 def _shown(one: ToldPicture) -> dict[str, Any]:
     return {
-        "name": Path(one.id).name,
         "picture": data_address(load_image(Path(one.id), at_least=352)),
         "plain": one.plain,
         "caption": one.caption,

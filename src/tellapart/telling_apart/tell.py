@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -34,6 +35,7 @@ from tellapart.telling_apart.endpoint import Endpoint
 from tellapart.telling_apart.groups import group_alike, others_nearest_first, unit_vectors
 from tellapart.telling_apart.scoring import Scorer, choose
 from tellapart.telling_apart.settings import TellApartSettings
+from tellapart.telling_apart.words import without_shared
 
 # Pictures encoded at once, and pictures told apart at once; a group is never split over two blocks.
 ENCODED, BLOCK = 64, 16
@@ -49,12 +51,15 @@ class ToldPicture:
         id: its path; of a Pillow image its number, `picture 1`.
         group: number of its group, from 1.
         caption: the distinctive caption.
-        words: its words that are likelier for this picture than for the others of its group.
+        words: its words that are likelier for this picture than for the others of its group, and that not all their
+            captions have.
         rank: the picture's rank in its group for this caption, from 1.
         plain: the likeliest caption.
         plain_rank: the picture's rank for that one.
         of: number of pictures in the group.
         source: where the caption comes from: plain, beam, sample, contrast, guidance or given.
+        same_as: id of an earlier picture with the same pixels, whose captions and ranks these are; else `None`. Both
+            count as one in `of` and in the ranks.
     """
 
     id: str
@@ -66,6 +71,7 @@ class ToldPicture:
     plain_rank: int
     of: int
     source: str
+    same_as: str | None = None
 
     def row(self) -> dict[str, Any]:
         """Plain data, for JSONL and tables."""
@@ -134,14 +140,25 @@ def tell_apart(
     """
     settings = settings or TellApartSettings()
     album = _Album(images)
+    # Before the work: a mistake in the file is told at once.
+    captions_of = dict(zip(album.ids, read_candidates(Path(candidates), album.ids), strict=True)) if candidates else {}
     models = _Models(model, retriever)
-    skipped, pooled = _look(album, models.encoder, on_skip)
+    skipped, pooled, first = _look(album, models.encoder, on_skip)
     if not album.pictures:
-        raise DataError("no image could be read")
-    given = read_candidates(Path(candidates), album.ids) if candidates is not None else [[] for _ in album.ids]
+        reasons = "" if on_skip is not None else f": {'; '.join(skipped[:3])}"
+        raise DataError(f"no image could be read{reasons}")
+    given: list[list[str]] = [[] for _ in album.ids]
+    for place, id in enumerate(album.ids):
+        given[first[place]] += captions_of.get(id, [])
     unit = unit_vectors(pooled)
-    whole = list(range(len(album.ids)))
-    groups = [whole] if settings.one_group else group_alike(unit, settings.threshold, settings.group_size)
+    # The same picture twice cannot be told apart: the first stands for both.
+    whole = sorted(set(first))
+    alike = (
+        [list(range(len(whole)))]
+        if settings.one_group
+        else group_alike(unit[whole], settings.threshold, settings.group_size)
+    )
+    groups = [[whole[place] for place in group] for group in alike]
     groups.sort(key=lambda group: (len(group) == 1, group[0]))
     made_from = {
         "models": models.digest(),
@@ -165,9 +182,23 @@ def tell_apart(
             found = pieces.keep(f"{number}", {"groups": [[one.row() for one in group] for group in rows]})
         told += [[ToldPicture(**row) for row in group] for group in found["groups"]]
         if on_progress is not None:
-            on_progress(sum(map(len, told)), len(album.ids))
+            on_progress(sum(map(len, told)), len(whole))
     pieces.remove()
-    return ToldApart(told, skipped, models.ranked_by)
+    return ToldApart(_with_copies(told, album.ids, first), skipped, models.ranked_by)
+
+
+def _with_copies(
+    told: Sequence[Sequence[ToldPicture]], ids: Sequence[str], first: Sequence[int]
+) -> list[list[ToldPicture]]:
+    """The groups with the pictures that are the same as another one, each after it."""
+    copies: dict[str, list[str]] = {}
+    for place, original in enumerate(first):
+        if place != original:
+            copies.setdefault(ids[original], []).append(ids[place])
+    return [
+        [row for one in group for row in (one, *(replace(one, id=id, same_as=one.id) for id in copies.get(one.id, [])))]
+        for group in told
+    ]
 
 
 # --- pictures ---------------------------------------------------------------------------------------------------------
@@ -209,17 +240,21 @@ class _Album:
 
 def _look(
     album: _Album, encoder: ImageEncoder, on_skip: Callable[[DataError], None] | None
-) -> tuple[list[str], NDArray[np.float32]]:
-    """Why pictures cannot be read, and the pooled features of the others."""
+) -> tuple[list[str], NDArray[np.float32], list[int]]:
+    """Why pictures cannot be read; of the others pooled features, and the place of the first one of the same pixels."""
     line = ProgressLine("looking for similar pictures", " images")
     skipped: list[str] = []
     readable: list[int] = []
     pooled: list[NDArray[np.float32]] = []
+    place_of: dict[bytes, int] = {}
+    first: list[int] = []
     for start in range(0, len(album.ids), ENCODED):
         opened: list[Image.Image] = []
         for place in range(start, min(start + ENCODED, len(album.ids))):
             try:
                 opened.append(encoder.squeeze(album.open(place, encoder.size)))
+                seen = hashlib.sha256(opened[-1].tobytes()).digest()
+                first.append(place_of.setdefault(seen, len(readable)))
                 readable.append(place)
             except DataError as error:
                 skipped.append(str(error))
@@ -227,9 +262,10 @@ def _look(
                     on_skip(error)
         if opened:
             pooled.append(pooled_of(encoder.encode(opened), encoder.identity.class_token))
-        line.update(min(start + ENCODED, len(album.ids)), len(album.ids))
+        if readable:
+            line.update(min(start + ENCODED, len(album.ids)), len(album.ids))
     album.keep(readable)
-    return skipped, np.concatenate(pooled) if pooled else np.zeros((0, encoder.identity.width), np.float32)
+    return skipped, np.concatenate(pooled) if pooled else np.zeros((0, encoder.identity.width), np.float32), first
 
 
 # --- models -----------------------------------------------------------------------------------------------------------
@@ -338,7 +374,12 @@ def _tell_block(
                 )
             )
     rows = iter(found)
-    return [[next(rows) for _ in group] for group in groups]
+    return [_without_shared_words([next(rows) for _ in group]) for group in groups]
+
+
+def _without_shared_words(group: Sequence[ToldPicture]) -> list[ToldPicture]:
+    words = without_shared([one.caption for one in group], [one.words for one in group])
+    return [replace(one, words=own) for one, own in zip(group, words, strict=True)]
 
 
 @dataclass(frozen=True)

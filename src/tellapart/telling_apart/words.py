@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from tellapart.decoding.base import Decodable
-from tellapart.text import PAD, SPECIALS
+from tellapart.text import PAD, SPECIALS, plain_words
 
 # English words that say nothing about a picture by themselves. Numbers, colours, places (under, behind) are content.
 # fmt: off
@@ -91,3 +91,13 @@ def marked_words(words: Sequence[Word], gain: Sequence[float], least: float) -> 
     if not marked and content and max(content)[0] > 0:
         marked = [max(content)[1]]
     return list(dict.fromkeys(marked))
+
+
+def without_shared(captions: Sequence[str], words: Sequence[Sequence[str]]) -> list[list[str]]:
+    """The marked words of each caption of a group, without those that all its captions have: they tell nothing apart.
+
+    >>> without_shared(["a red house", "a blue house"], [["red", "house"], ["blue"]])
+    [['red'], ['blue']]
+    """
+    shared = set.intersection(*({*caption.split(), *plain_words(caption)} for caption in captions))
+    return [[word for word in own if word not in shared] for own in words]

@@ -46,6 +46,17 @@ def test_a_folder_without_pictures(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("a dog", encoding="utf-8")
     with pytest.raises(DataError, match=r"no picture found; pictures end in \.jpeg, \.jpg, \.png, \.webp"):
         read_folder(tmp_path)
+    (tmp_path / "a.heic").write_bytes(b"")
+    with pytest.raises(DataError, match=r"no picture found; .*; 1 file is not read \(\.heic\): convert it to JPEG"):
+        read_folder(tmp_path)
+
+
+def test_hidden_files_and_folders_are_left_out(tmp_path: Path) -> None:
+    folder = tmp_path / ".photos"  # what is named may be hidden
+    for name in ("a.jpg", "._a.jpg", ".thumbs/a.jpg", "inner/.b.png"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"")
+    assert [record.id for record in read_folder(folder)] == ["a.jpg"]
 
 
 def test_a_sidecar_that_is_not_utf8(tmp_path: Path) -> None:
