@@ -123,7 +123,6 @@ def test_every_verb_explains_itself(run: Run, verb: str) -> None:
     result = run(*verb.split(), "--help")
     assert result.status == 0
     assert f"tellapart {verb}" in result.out
-    assert not re.search(r"<(bool|int|float|str|path|list)", result.out), "types of Python"
     assert "Traceback" not in result.err
 
 

@@ -5,42 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperArgument, TyperCommand, TyperGroup, TyperOption
 
 from tellapart import __version__
 
-# What the help shows for the value of an option, by the Python type that typer would show.
-VALUES = {"bool": None, "int": "N", "float": "N", "path": "PATH", "str": "TEXT"}
-
-
-class _PlainHelp:
-    """Help without Python types: nothing for flags and arguments, and a word for the value of an option."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]
-        for one in params:
-            if isinstance(one, TyperArgument):
-                one.display_type_rich = lambda ctx: None  # type: ignore[method-assign]
-            elif isinstance(one, TyperOption) and one.metavar is None:
-                kind = one.bare_type().lower()
-                shown = next((value for name, value in VALUES.items() if name in kind), None)
-                one.display_type_rich = lambda ctx, shown=shown: shown  # type: ignore[method-assign,misc]
-        return params
-
-
-class PlainCommand(_PlainHelp, TyperCommand):
-    """A command with plain help."""
-
-
-class PlainGroup(_PlainHelp, TyperGroup):
-    """A group of commands with plain help."""
-
-
 app = typer.Typer(
-    cls=PlainGroup,
     help="Captions that tell your images apart.",
     no_args_is_help=True,
     add_completion=False,

@@ -7,10 +7,10 @@ from typing import Annotated
 
 import typer
 
-from tellapart.cli.base import BudgetOption, PlainGroup, app
+from tellapart.cli.base import BudgetOption, app
 from tellapart.errors import RecipeError
 
-recipes_app = typer.Typer(cls=PlainGroup, help="List, show, copy and check recipes.", invoke_without_command=True)
+recipes_app = typer.Typer(help="List, show, copy and check recipes.", invoke_without_command=True)
 app.add_typer(recipes_app, name="recipes", rich_help_panel="Data and training")
 
 
