@@ -49,6 +49,7 @@ def check_frequencies(counts: Counter[Any], expected: dict[Any, float]) -> None:
         {"top_p": 0.7},
         {"temperature": 1.4, "top_k": 4, "top_p": 0.9},
         {"min_words": 1, "block_repeats": True, "temperature": 2.0},
+        {"min_words": 3, "block_pairs": True, "temperature": 2.0},
     ],
     ids=str,
 )

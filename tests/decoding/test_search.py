@@ -29,6 +29,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "beam": {"beam": 4, "samples": 3},
     "mean": {"beam": 4, "samples": 4, "length_penalty": 1.0},
     "limits": {"beam": 3, "samples": 2, "min_words": 4, "block_repeats": True},
+    "pairs": {"beam": 4, "samples": 3, "min_words": 4, "block_pairs": True},
     "shortened": {"beam": 3, "samples": 3, "remove_repeats": True},
     "diverse": {"method": "diverse", "beam": 6, "groups": 3, "samples": 4, "diversity": 0.8},
     "apart": {"method": "diverse", "beam": 4, "samples": 4, "length_penalty": 0.7},
@@ -67,7 +68,13 @@ def test_a_wide_beam_equals_exhaustive_search(make_any: Make, features: torch.Te
 
 @pytest.mark.parametrize(
     "others",
-    [{}, {"length_penalty": 1.0}, {"length_penalty": 0.4, "min_words": 1}, {"min_words": 2, "block_repeats": True}],
+    [
+        {},
+        {"length_penalty": 1.0},
+        {"length_penalty": 0.4, "min_words": 1},
+        {"min_words": 2, "block_repeats": True},
+        {"min_words": 2, "block_pairs": True},
+    ],
     ids=str,
 )
 def test_the_n_best_are_the_best_of_all_captions(
@@ -226,11 +233,12 @@ def test_one_step_for_each_word_and_ended_captions_leave_the_batch(
 
 def test_what_is_forbidden() -> None:
     log_probs = torch.zeros(2, 7)
-    forbid(log_probs, torch.tensor([5, 6]), 1, DecodingSettings(min_words=2, block_repeats=True))
+    said = torch.tensor([[5], [6]])
+    forbid(log_probs, said[:, -1], said, DecodingSettings(min_words=2, block_repeats=True))
     no = -torch.inf
     assert log_probs.tolist() == [[0, 0, no, no, 0, no, 0], [0, 0, no, no, 0, 0, no]]
     free = DecodingSettings(min_words=2, block_unknown=False)
-    assert forbid(torch.zeros(2, 7), torch.tensor([5, 6]), 2, free).eq(0).all()
+    assert forbid(torch.zeros(2, 7), said[:, -1], said.expand(2, 2), free).eq(0).all()
 
 
 def test_a_caption_that_never_ends_is_cut_and_says_so(make_captioner: Make, features: torch.Tensor) -> None:

@@ -43,6 +43,8 @@ class Model:
 def allowed(said: Words, word: int, settings: DecodingSettings) -> bool:
     if settings.block_unknown and word == UNKNOWN:
         return False
+    if settings.block_pairs and said and (said[-1], word) in itertools.pairwise(said):
+        return False
     if settings.block_repeats and said and said[-1] == word:
         return False
     return not (word == END and len(said) < settings.min_words)

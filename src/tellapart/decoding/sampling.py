@@ -52,7 +52,7 @@ def sample(
     for length in range(longest + 1):
         if length > 0:
             log_probs, state = captioner.step(state, token)
-        forbid(log_probs, token, length, settings)
+        forbid(log_probs, token, words[running, :length], settings)
         token = draw(log_probs, chance[running, length], settings)
         gained = log_probs.gather(1, token[:, None]).squeeze(1)
         if not bool(gained.isfinite().all()):

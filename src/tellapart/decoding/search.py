@@ -132,7 +132,7 @@ def n_best(
     finished: list[Decoded] = []
     for length in range(longest + 1):
         log_probs, state = captioner.step(state, token)
-        forbid(log_probs, token, length, settings)
+        forbid(log_probs, token, search.said(length), settings)
         if length == 0 and settings.group_count > 1:
             each = search.image.repeat_interleave(settings.group_count)
             log_probs, state = log_probs[each], captioner.select(state, each)
@@ -206,6 +206,11 @@ class _Search:
 
     def at(self, images: torch.Tensor) -> _Search:
         return _Search(*(column[images] for column in vars(self).values()))
+
+    def said(self, length: int) -> torch.Tensor:
+        """The words of all running captions so far, `[rows, length]`: a row for each row of the next step."""
+        words: torch.Tensor = self.words[self.running > -torch.inf][:, :length]
+        return words
 
     def candidates(self, log_probs: torch.Tensor, settings: DecodingSettings) -> _Candidates:
         """The best continuations, from `[rows, vocabulary]` log probabilities, one row for each running caption."""

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from tellapart.settings import Section, parse_section
+from tellapart.settings import ADDED, Section, parse_section
 
 
 class DecodingSettings(Section):
@@ -29,6 +29,9 @@ class DecodingSettings(Section):
     max_words: int = Field(18, ge=1, le=1_000)
     block_unknown: bool = Field(True, description="never generate <unk>")
     block_repeats: bool = Field(False, description="never generate the same word twice in a row")
+    block_pairs: bool = Field(
+        False, description="never generate two words that follow each other twice", json_schema_extra=ADDED
+    )
     remove_repeats: bool = Field(False, description="afterwards remove words that equal the one before")
     seed: int = Field(0, ge=0, description="sample: an image has the same samples in any batch")
 
