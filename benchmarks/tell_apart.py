@@ -9,7 +9,8 @@ captioner's encoder. A caption succeeds if the judge, a retriever that had no pa
 first in the group; ties count against it. Rows are plain captions, people's captions (the mean over all captions of a
 picture), and captions of tell-apart with all its parts and with each part left out.
 
-`gap closed` is (tell-apart − plain) / (people − plain), with a 95 % interval from resampling the pictures.
+`gap closed` is (tell-apart − plain) / (people − plain), with a 95 % interval from resampling the pictures. It
+means nothing if the judge finds people's captions no better than plain ones.
 
 `--tune` tries weights on this split (use `--split val`, and another judge than for the final figures) and prints those
 that succeed most often at 95 % and 90 % of the plain captions' CIDEr-D.
@@ -210,6 +211,13 @@ def gap_closed(
     return float((told - plain).mean() / (people - plain).mean()), float(low), float(high)
 
 
+def difference(told: NDArray[np.float64], plain: NDArray[np.float64]) -> str:
+    """How many points more captions succeed than plain ones, with the 95 % interval over pictures."""
+    drawn = np.random.default_rng(0).integers(0, len(plain), (RESAMPLES, len(plain)))
+    low, high = np.percentile(100 * (told - plain)[drawn].mean(axis=1), [2.5, 97.5])
+    return f"{100 * (told - plain).mean():+.1f} [{low:+.1f}, {high:+.1f}]"
+
+
 def tune(scored: Sequence[Sequence[Scored]], settings: TellApartSettings, measure: Measure, plain: float) -> None:
     """Try weights; print the best at two prices."""
     grid = itertools.product((0.0, 0.3, 1.0, 2.0, 4.0), (0.0, 0.03, 0.1, 0.3), (0.0, 0.03, 0.1, 0.3))
@@ -260,15 +268,16 @@ def main() -> None:
         tune(scored, settings, measure, cider)
         return
     rows: list[list[str | float | None]] = [
-        ["plain", float(of_plain.mean()), 0.0, None, cider, 1.0],
-        ["people", float(of_people.mean()), 1.0, None, None, None],
+        ["plain", float(of_plain.mean()), None, 0.0, None, cider, 1.0],
+        ["people", float(of_people.mean()), difference(of_people, of_plain), 1.0, None, None, None],
     ]
     for name, weights, keep in ablations(settings):
         captions = select(scored, weights, keep)
         found, own = measure.success(captions), measure.cider(captions)
         share, low, high = gap_closed(found, of_plain, of_people)
-        rows.append([name, float(found.mean()), share, f"{low:.2f} to {high:.2f}", own, own / cider])
-    headings = ["", "finds its picture", "gap closed", "95 %", "CIDEr-D", "of plain"]
+        more = difference(found, of_plain)
+        rows.append([name, float(found.mean()), more, share, f"{low:.2f} to {high:.2f}", own, own / cider])
+    headings = ["", "finds its picture", "points more than plain", "gap closed", "95 %", "CIDEr-D", "of plain"]
     print(
         f"{len(scored)} pictures of {images.prepared.dataset.name}, {chosen.split}, in groups of {chosen.group_size}; "
         f"{np.mean([len(own) for own in scored]):.0f} candidates and {seconds:.2f} CPU seconds a picture"

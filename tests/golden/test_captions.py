@@ -9,6 +9,7 @@ from types import ModuleType
 
 import pytest
 
+from tellapart.describing import load
 from tellapart.files import read_json
 from tellapart.models import model_digest
 from tellapart.shipped import is_shipped
@@ -52,3 +53,13 @@ def test_the_shipped_captioner_says_what_it_said() -> None:
     words = sum(len(caption.split()) for caption in golden["captions"].values())
     equal = sum(equal_words(captions[name], golden["captions"][name]) for name in captions)
     assert equal >= 0.99 * words, (captions, golden["captions"])
+
+
+@pytest.mark.skipif(not is_shipped("shipped"), reason="no captioner is shipped in models/captioner yet")
+def test_the_readme_shows_what_it_says() -> None:
+    root = Path(__file__).parents[2]
+    samples = root / "src" / "tellapart" / "samples"
+    names = ("photographs/astronaut", "photographs/cat", "alike/coffee-whole", "alike/coffee-close")
+    readme = (root / "README.md").read_text(encoding="utf-8")
+    for one in load().caption([samples / f"{name}.jpg" for name in names]):
+        assert one.caption in readme

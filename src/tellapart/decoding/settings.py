@@ -9,6 +9,9 @@ from pydantic import Field, model_validator
 
 from tellapart.settings import ADDED, Section, parse_section
 
+# The settings that say which words a caption may have, for any method.
+LIMITS = ("min_words", "max_words", "block_unknown", "block_repeats", "block_pairs")
+
 
 class DecodingSettings(Section):
     """How captions are generated: beam search (a beam of 1 is greedy), diverse beam search or sampling."""

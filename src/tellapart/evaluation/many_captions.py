@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tellapart.data.records import Dataset, Record
-from tellapart.decoding.settings import DecodingSettings
+from tellapart.decoding.settings import LIMITS, DecodingSettings
 from tellapart.errors import DataError, RunError
 from tellapart.evaluation.run_captions import run_captions
 from tellapart.evaluation.similar_images import Consensus
@@ -129,8 +129,7 @@ def decoding_ways(
         raise DataError(f"figures among several captions need at least two for each image, and not {captions}")
     if not temperatures:
         raise DataError("give at least one temperature")
-    kept = ("guidance", "min_words", "max_words", "block_unknown", "block_repeats", "remove_repeats")
-    limits = {name: getattr(own, name) for name in kept}
+    limits = {name: getattr(own, name) for name in (*LIMITS, "guidance", "remove_repeats")}
     beams = {**limits, "beam": captions, "samples": captions}
     ways = {
         "beam": DecodingSettings.parse({**beams, "method": "beam", "length_penalty": own.length_penalty}),

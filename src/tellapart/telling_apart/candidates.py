@@ -13,7 +13,7 @@ from tellapart.data.records import Record
 from tellapart.decoding.base import Caption, Decodable
 from tellapart.decoding.contrast import Contrasted
 from tellapart.decoding.search import decode, n_best
-from tellapart.decoding.settings import DecodingSettings
+from tellapart.decoding.settings import LIMITS, DecodingSettings
 from tellapart.errors import DataError
 from tellapart.evaluation.caption_files import match_ids, read_captions
 from tellapart.telling_apart.settings import TellApartSettings
@@ -84,7 +84,7 @@ def propose(
     for strength in settings.guidance:
         add("guidance", decode(captioner, wanted, wide.model_copy(update={"guidance": strength})))
     if settings.samples:
-        limits = {key: getattr(beams, key) for key in ("min_words", "max_words", "block_unknown", "block_repeats")}
+        limits = {key: getattr(beams, key) for key in LIMITS}
         drawn = DecodingSettings(
             method="sample", samples=settings.samples, temperature=settings.temperature, seed=settings.seed, **limits
         )
