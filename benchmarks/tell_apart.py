@@ -64,6 +64,9 @@ class Images:
         self.rows = [prepared.dataset.row(record.id) for record in self.records]
         self.neighbours = nearest_images(prepared.store.pooled(self.rows), group_size - 1)
         self.wanted = range(min(images or len(self.records), len(self.records)))
+        # Only pictures of a group are ever ranked; a judge with a slow encoder reads no others.
+        self.places = sorted({one for place in self.wanted for one in self.group(place)})
+        self.at = {place: row for row, place in enumerate(self.places)}
         self.people = [self.records[place].captions for place in self.wanted]
 
     def group(self, place: int) -> list[int]:
@@ -76,19 +79,19 @@ class Images:
 
     @torch.no_grad()
     def embed(self, retriever: Retriever) -> Raw:
-        """Raw embeddings of all pictures under a retriever; if it has another encoder, pictures are encoded now."""
+        """Raw embeddings of `places` under a retriever; if it has another encoder, pictures are encoded now."""
         same = retriever.encoder == self.prepared.store.encoder
         encoder = None if same else retriever.open_encoder()
         line, parts = ProgressLine(f"embedding with {retriever.encoder.name}", " images"), []
-        for start in range(0, len(self.records), EMBEDDED):
-            places = range(start, min(start + EMBEDDED, len(self.records)))
+        for start in range(0, len(self.places), EMBEDDED):
+            places = self.places[start : start + EMBEDDED]
             if encoder is None:
                 features = self.features(places)
             else:
                 paths = [self.prepared.dataset.path(self.records[place]) for place in places]
                 features = torch.from_numpy(encoder.encode([load_image(path, at_least=encoder.size) for path in paths]))
             parts.append(retriever.embed_images(features))
-            line.update(places.stop, len(self.records))
+            line.update(start + len(places), len(self.places))
         if isinstance(parts[0], tuple):
             return tuple(torch.cat(columns) for columns in zip(*parts, strict=True))
         return torch.cat(parts)  # type: ignore[arg-type]
@@ -106,7 +109,7 @@ class Judge:
     def finds(self, place: int, captions: Sequence[str]) -> list[bool]:
         new = [text for text in dict.fromkeys(captions) if (place, text) not in self._known]
         if new:
-            own = take(self.embedded, torch.tensor(self.images.group(place)))
+            own = take(self.embedded, torch.tensor([self.images.at[one] for one in self.images.group(place)]))
             scores = self.retriever.similarity(own, self.retriever.embed_texts(new))
             first = (scores[1:] < scores[0] - 1e-6 * scores.abs().amax(dim=0)).all(dim=0).tolist()
             self._known |= {(place, text): found for text, found in zip(new, first, strict=True)}
