@@ -281,6 +281,19 @@ def test_tell_a_selection_apart(open_page: Open, service: FakeService) -> None:
     expect(card(page, GREEN)).to_be_focused()
 
 
+def test_the_same_picture_twice(open_page: Open) -> None:
+    page = open_page()
+    add(page, "red", "green")
+    page.locator("#files").set_input_files({"name": "copy.jpg", "mimeType": "image/jpeg", "buffer": picture("red")})
+    expect(card(page, "copy.jpg").locator(".distinctive .rank")).to_be_visible()
+    for name in (RED, "copy.jpg", GREEN):
+        page.get_by_role("checkbox", name=f"Select {name}").check()
+    page.get_by_role("region", name="Selected pictures").get_by_role("button", name="Tell apart").click()
+    expect(page.get_by_role("region", name="Told apart")).to_contain_text("distinctive captions 2 of 2.")
+    expect(card(page, "copy.jpg")).to_contain_text(f"The same picture as {RED}.")
+    expect(card(page, RED)).not_to_contain_text("The same picture as")
+
+
 def test_edit_a_caption_and_see_what_it_fetches(open_page: Open, service: FakeService) -> None:
     page = open_page()
     add(page, "red", "green")

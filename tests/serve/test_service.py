@@ -256,6 +256,27 @@ def test_told_apart_as_by_the_library(client: TestClient, settings: ServeSetting
         assert [word["word"] for word in one["distinctive"]["words"]] == one["distinctive"]["caption"].split()
 
 
+def test_the_same_picture_twice_is_one(client: TestClient) -> None:
+    first, copy, other = send(client, PICTURES[0], PICTURES[0], PICTURES[1])
+    ids = [one["id"] for one in (first, copy, other)]
+    (group,) = ask(client, "/api/tell-apart", ids=ids, one_group=True)["groups"]
+    told = {one["id"]: one for one in group["pictures"]}
+    assert [one["same_as"] for one in group["pictures"]] == [None, first["id"], None]
+    assert told[copy["id"]]["distinctive"] == told[first["id"]]["distinctive"]
+    assert {one["distinctive"]["of"] for one in group["pictures"]} == {2}
+
+
+def test_words_that_all_captions_have_are_not_marked(client: TestClient) -> None:
+    uploads = send(client, *PICTURES)
+    (group,) = ask(client, "/api/tell-apart", ids=[one["id"] for one in uploads], one_group=True)["groups"]
+    for kind in ("plain", "distinctive"):
+        said = [one[kind] for one in group["pictures"]]
+        shared = set.intersection(*(set(one["caption"].split()) for one in said))
+        marked = {word["word"] for one in said for word in one["words"] if word["distinguishing"]}
+        assert marked
+        assert not marked & shared
+
+
 def test_distractors_come_from_the_collection(client: TestClient, settings: ServeSettings) -> None:
     path = Path(str(settings.collection)).parent / "photos" / "003.png"
     ids = [one["id"] for one in send(client, path.read_bytes(), PICTURES[0])]
@@ -451,7 +472,7 @@ def test_uploads_are_forgotten() -> None:
 
     def keep() -> str:
         features = np.zeros((1, 1), np.float32)
-        upload = Upload("a.jpg", "a", features, features)
+        upload = Upload("a.jpg", "a", features, features, b"")
         uploads.keep(upload)
         return upload.id
 

@@ -6,6 +6,7 @@ import io
 import json
 import threading
 import time
+import zlib
 from collections import Counter
 from email.parser import BytesParser
 from functools import lru_cache
@@ -189,6 +190,7 @@ class FakeService:
             "name": name,
             "caption": f"a {likest} ball",
             "place": PLACES[self._number % 6],
+            "seen": zlib.crc32(content),
         }
         self.held[held["id"]] = held
         said = {"words": words_of(held["caption"]), "caption": held["caption"], "log_probability": -3.2}
@@ -222,14 +224,20 @@ class FakeService:
     def _tell(self, asked: dict[str, Any]) -> dict[str, Any]:
         self.may_tell.wait(60)
         self._check(asked["ids"])
-        of = len(asked["ids"]) + min(asked["distractors"], self.collection)
+        first: dict[int, str] = {}
+        for id in asked["ids"]:
+            first.setdefault(self.held[id]["seen"], id)
+        of = len(first) + min(asked["distractors"], self.collection)
         pictures = []
         for id in asked["ids"]:
-            held = self.held[id]
+            same = first[self.held[id]["seen"]]
+            held = self.held[same]
             told = f"{held['caption']} on a {held['place']}"
             plain = {"caption": held["caption"], "rank": min(of, 3), "of": of, "words": words_of(held["caption"])}
             distinctive = {"caption": told, "rank": 1, "of": of, "words": words_of(told, held["place"])}
-            pictures.append({"id": id, "plain": plain, "distinctive": distinctive, "source": "contrast"})
+            same_as = None if same == id else same
+            said = {"plain": plain, "distinctive": distinctive, "source": "contrast"}
+            pictures.append({"id": id, **said, "same_as": same_as})
         return {"groups": [{"pictures": pictures, "distractors": self._entries()[: asked["distractors"]]}]}
 
     def _found(self, words: str, asked: dict[str, Any], among: str) -> list[dict[str, Any]]:

@@ -115,6 +115,7 @@ class ToldPicture(BaseModel):
     plain: RankedCaption
     distinctive: RankedCaption
     source: str = Field(description="where the caption comes from: plain, beam, sample, contrast, …")
+    same_as: str | None = Field(description="id of an upload before it with the same pixels, whose captions these are")
 
 
 class Distractor(BaseModel):

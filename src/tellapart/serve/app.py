@@ -22,7 +22,7 @@ from tellapart.index.photos import open_index
 from tellapart.serve import answers
 from tellapart.serve.collection import Collection, Neighbour
 from tellapart.serve.metrics import Metrics
-from tellapart.serve.models import Captioned, Group, Member, Models, ToldUpload, WordRead
+from tellapart.serve.models import Captioned, Group, Member, Models, ToldUpload, WordRead, without_shared_marks
 from tellapart.serve.pictures import Opened, PictureError, Pixels, open_upload, plain_name, thumbnail
 from tellapart.serve.settings import ServeSettings
 from tellapart.serve.uploads import PREFIX, Upload, Uploads
@@ -136,14 +136,22 @@ class Service:
             raise Refusal(422, "no_collection", "there is no collection to take distractors from; give 0 distractors")
         with self.rooms["tell_apart"].take(len(uploads)):
             settings = TellApartSettings(one_group=asked.one_group)
-            vectors = await self._vectors(uploads)
-            groups = await self.in_pool(self._groups, uploads, settings)
+            # The same picture twice cannot be told apart: the first stands for both.
+            same: dict[bytes, list[Upload]] = {}
+            for upload in uploads:
+                same.setdefault(upload.seen, []).append(upload)
+            whole = [first for first, *_ in same.values()]
+            vectors = await self._vectors(whole)
+            groups = await self.in_pool(self._groups, whole, settings)
             told = [
                 await self._tell(
-                    [uploads[place] for place in group], [vectors[place] for place in group], asked, settings
+                    [whole[place] for place in group], [vectors[place] for place in group], asked, settings
                 )
                 for group in groups
             ]
+        copies = {first.id: others for first, *others in same.values()}
+        for group in told:
+            group.pictures = [one for picture in group.pictures for one in _with_copies(picture, copies[picture.id])]
         return answers.Told(groups=told)
 
     def _groups(self, uploads: Sequence[Upload], settings: TellApartSettings) -> list[list[int]]:
@@ -164,6 +172,8 @@ class Service:
             features = await self.work.do("encode", [pictures for pictures in opened if pictures is not None])
         group = Group(self.models, uploads, features, settings)
         told = await self.work.do("tell", [Member(group, place) for place in range(len(uploads))])
+        if not others:  # the captions of distractors are not known
+            told = without_shared_marks(told)
         return answers.ToldGroup(
             pictures=[_told(upload, one) for upload, one in zip(uploads, told, strict=True)],
             distractors=[
@@ -315,7 +325,14 @@ def _told(upload: Upload, one: ToldUpload) -> answers.ToldPicture:
         ),
         distinctive=answers.RankedCaption(caption=told.best.text, rank=told.rank, of=one.of, words=_words(one.words)),
         source=told.best.source,
+        same_as=None,
     )
+
+
+def _with_copies(picture: answers.ToldPicture, copies: Sequence[Upload]) -> list[answers.ToldPicture]:
+    """A picture, and the uploads that are the same."""
+    new = [{"id": one.id, "name": one.name, "same_as": picture.id} for one in copies]
+    return [picture, *(picture.model_copy(update=update) for update in new)]
 
 
 def _thumbnail(id: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -30,7 +31,7 @@ from tellapart.telling_apart.groups import others_nearest_first, unit_vectors
 from tellapart.telling_apart.scoring import Scorer
 from tellapart.telling_apart.settings import TellApartSettings
 from tellapart.telling_apart.tell import Told, tell_tasks
-from tellapart.telling_apart.words import words_of
+from tellapart.telling_apart.words import without_shared, words_of
 from tellapart.text import UNKNOWN
 
 Features = NDArray[np.float32]
@@ -194,7 +195,9 @@ class Models:
         found = []
         for (picture, with_words), (own, other), caption in zip(asked, grids, captions, strict=True):
             own = own.copy()  # so that an upload does not keep the whole batch in memory
-            upload = Upload(picture.name, caption.caption, own, own if len(self.encoders) == 1 else other.copy())
+            other = own if len(self.encoders) == 1 else other.copy()
+            seen = hashlib.sha256(picture.squeezed[0].tobytes()).digest()
+            upload = Upload(picture.name, caption.caption, own, other, seen)
             found.append(Captioned(upload, caption.log_prob, next(read).words if with_words else []))
         return found
 
@@ -266,6 +269,20 @@ def _tell(group: Group, places: Sequence[int]) -> list[ToldUpload]:
         ToldUpload(one, 1 + len(task.others), mark(plain_read.words, marked), mark(best_read.words, one.words))
         for task, one, plain_read, best_read, marked in zip(tasks, told, plain, best, in_plain, strict=True)
     ]
+
+
+def without_shared_marks(told: Sequence[ToldUpload]) -> list[ToldUpload]:
+    """The pictures of a group, without the marks of words that all its captions have: they tell nothing apart."""
+    plain = without_shared([one.told.plain.text for one in told], [_marked(one.plain_words) for one in told])
+    best = without_shared([one.told.best.text for one in told], [_marked(one.words) for one in told])
+    return [
+        replace(one, plain_words=mark(one.plain_words, in_plain), words=mark(one.words, in_best))
+        for one, in_plain, in_best in zip(told, plain, best, strict=True)
+    ]
+
+
+def _marked(words: Sequence[WordRead]) -> list[str]:
+    return [word.word for word in words if word.distinguishing]
 
 
 def mark(words: Sequence[WordRead], distinguishing: Sequence[str]) -> list[WordRead]:

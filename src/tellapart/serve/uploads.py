@@ -32,6 +32,7 @@ class Upload:
         caption: its plain caption.
         features: for the captioner, `[regions, width]`.
         retriever_features: for the retriever; the same array if it has the same encoder.
+        seen: digest of its pixels as the captioner reads them.
         vector: for searches, once one needed it.
     """
 
@@ -39,6 +40,7 @@ class Upload:
     caption: str
     features: NDArray[np.float32]
     retriever_features: NDArray[np.float32]
+    seen: bytes
     vector: Vector | None = None
     id: str = field(default_factory=_new_id)
 

@@ -56,7 +56,10 @@ export function makeCard(picture, context) {
       const again = make("button", { type: "button", class: "link", onclick: () => context.onTell(picture) }, "Try again");
       return block("distinctive", "Distinctive", null, null, make("p", { class: "wrong" }, `${tellError} `, again));
     }
-    if (told) return block("distinctive", "Distinctive", told.distinctive, told.distinctive);
+    if (told) {
+      const copy = told.same && make("p", { class: "soft" }, `The same picture as ${told.same.name}.`);
+      return block("distinctive", "Distinctive", told.distinctive, told.distinctive, copy);
+    }
     return block("distinctive", "Distinctive", null, null, make("p", { class: "soft" }, "Add a similar picture to tell it apart from."));
   }
 

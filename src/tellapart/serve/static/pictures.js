@@ -16,7 +16,7 @@ export class Pictures extends EventTarget {
       id: null,
       grid: null,
       plain: null, // {caption, words, log_probability}
-      told: null, // {plain, distinctive, others: pictures, distractors}
+      told: null, // {plain, distinctive, others: pictures, distractors, same: the picture it is a copy of}
       queued: false, // for telling
       telling: false,
       edited: null, // {caption, rank, of, words}

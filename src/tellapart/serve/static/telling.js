@@ -52,10 +52,13 @@ export class Telling {
 
   #apply({ pictures: members, distractors = [] }) {
     const shown = members.map((member) => this.pictures.byId(member.id));
-    members.forEach(({ plain, distinctive }, place) => {
+    const first = ({ id, same_as }) => same_as ?? id; // the same picture may have been sent twice
+    members.forEach((member, place) => {
       if (!shown[place]) return;
-      const others = shown.filter((other) => other && other !== shown[place]);
-      this.pictures.set(shown[place], { told: { plain, distinctive, others, distractors } });
+      const { plain, distinctive, same_as } = member;
+      const others = shown.filter((other, at) => other && first(members[at]) !== first(member));
+      const same = same_as ? this.pictures.byId(same_as) : null;
+      this.pictures.set(shown[place], { told: { plain, distinctive, others, distractors, same } });
     });
   }
 }

@@ -18,7 +18,7 @@ export function summary(members) {
 export function showTold(answer, pictures) {
   const members = answer.groups.flatMap((group) => group.pictures).filter((member) => pictures.byId(member.id));
   const distractors = answer.groups.flatMap((group) => group.distractors ?? []);
-  at("told-sum").textContent = summary(members);
+  at("told-sum").textContent = summary(members.filter((member) => !member.same_as));
   at("told-pictures").replaceChildren(...members.map((member) => shown(pictures.byId(member.id), member)));
   const row = against("Also told from, out of the collection", [], distractors);
   at("told-against").replaceChildren(...(row ? [row] : []));
