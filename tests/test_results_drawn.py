@@ -11,16 +11,44 @@ import pytest
 
 DOCS = Path(__file__).parents[1] / "docs"
 KEPT = sorted((DOCS / "results").glob("*.json"))
+SCORES = sorted((DOCS / "results" / "scores").glob("*.json"))
 
 
-@pytest.fixture(scope="module")
-def draw() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("draw_results", DOCS / "draw_results.py")
+def load(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(name, DOCS / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def draw() -> ModuleType:
+    return load("draw_results")
+
+
+def test_tables_of_coco_are_drawn_from_the_scores() -> None:
+    tables = load("draw_tables")
+    page = (DOCS / "results" / "coco.md").read_text(encoding="utf-8")
+    assert page.count("<!-- drawn: ") == len(tables.TABLES)
+    assert tables.draw(page) == page
+    assert tables.draw(page.replace("1.085", "9.999")) == page
+
+
+def texts(value: object) -> list[str]:
+    if isinstance(value, str):
+        return [value]
+    values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [text for one in values for text in texts(one)]
+
+
+@pytest.mark.parametrize("path", SCORES, ids=lambda path: path.stem)
+def test_kept_figures_have_no_captions_and_no_paths(path: Path) -> None:
+    kept = json.loads(path.read_text(encoding="utf-8"))
+    assert not any("/" in text and "runs" in text for text in texts(kept))
+    assert "captions" not in kept
+    assert "shown" not in kept
 
 
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
@@ -33,12 +61,6 @@ def test_pages_are_drawn_from_the_scores(path: Path, draw: ModuleType) -> None:
 
 @pytest.mark.parametrize("path", KEPT, ids=lambda path: path.stem)
 def test_kept_scores_have_no_captions_and_no_paths(path: Path) -> None:
-    def texts(value: object) -> list[str]:
-        if isinstance(value, str):
-            return [value]
-        values = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-        return [text for one in values for text in texts(one)]
-
     kept = json.loads(path.read_text(encoding="utf-8"))
     assert not any(text.startswith("/") or "runs/" in text for text in texts(kept) if text != kept["command"])
     assert not any("captions" in key for row in kept["rows"].values() for key in row)
