@@ -1,11 +1,11 @@
 """Draw the tables of docs/results/coco.md again from the scores in docs/results/scores/.
 
-    python docs/draw_tables.py                            # all tables
+    python docs/draw_tables.py                                # all tables
     python docs/draw_tables.py --keep RUN/scores.json NAME    # first keep a file: also differences.json, retrieval.json
 
 A kept file holds what `tellapart evaluate` or `evaluate-retrieval` wrote, rounded and without paths: figures and their
-intervals, differences. No captions and no pictures. A table stands between two lines of the page, `<!-- drawn: NAME -->` and
-`<!-- end -->`.
+intervals, differences. No captions and no pictures. A table stands between two lines of the page,
+`<!-- drawn: NAME -->` and `<!-- end -->`.
 """
 
 from __future__ import annotations
