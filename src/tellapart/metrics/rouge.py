@@ -58,9 +58,9 @@ def _common_subsequence(captions: Captions, candidate: Numbers, reference: Numbe
     """LCS length of each pair of captions."""
     start = np.cumsum(captions.lengths) - captions.lengths
     length = captions.lengths[reference]
-    # Small types compare faster; 0, the border's number, is the padding.
+    # Small types compare faster; 0, the number of no word, is the padding.
     small = np.uint16 if len(captions.vocabulary) <= 1 << 16 else np.int32
-    words = np.append(captions.words, np.zeros(_WIDTHS[-1], dtype=np.int32)).astype(small)
+    words = np.append(captions.words, np.zeros(_WIDTHS[-1], dtype=np.int64)).astype(small)
     common = np.zeros(len(reference), dtype=np.int64)
     shorter = 0
     for width in _WIDTHS:
@@ -105,7 +105,7 @@ def _common_by_bits(
     return np.asarray(bits.sum(axis=1), dtype=np.int64)
 
 
-def _common_of_one(candidate: NDArray[np.int32], reference: NDArray[np.int32]) -> int:
+def _common_of_one(candidate: Numbers, reference: Numbers) -> int:
     """LCS length of one pair of any length, with one long integer."""
     places: dict[int, int] = {}
     for place, word in enumerate(reference.tolist()):

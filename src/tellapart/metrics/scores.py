@@ -26,7 +26,7 @@ from tellapart.metrics.cider import Cider, DocumentFrequencies
 from tellapart.metrics.diversity import ORACLE, candidate_scores, caption_diversity
 from tellapart.metrics.endings import bad_endings
 from tellapart.metrics.image_scores import ImageScores
-from tellapart.metrics.ngrams import Captions, ngram_rows, number_captions
+from tellapart.metrics.ngrams import Captions, count_ngrams, number_captions
 from tellapart.metrics.ptb import tokenize
 from tellapart.metrics.rouge import rouge_of, rouge_scores
 from tellapart.metrics.spice import spice_scores, why_no_spice
@@ -191,11 +191,11 @@ def _by_ngrams(
         return None, None
     bleu = Bleu(captions) if "bleu" in families else None
     cider = Cider(captions, "cider-d", frequencies) if "cider" in families else None
-    for rows in ngram_rows(captions, repeated_only=frequencies is None):
+    for ngrams in count_ngrams(captions, repeated_only=frequencies is None):
         if bleu is not None:
-            bleu.add(rows)
+            bleu.add(ngrams)
         if cider is not None:
-            cider.add(rows)
+            cider.add(ngrams)
     return None if bleu is None else bleu.scores(), None if cider is None else cider.scores()
 
 
