@@ -46,7 +46,7 @@ def bleu_scores(references: Sequence[Sequence[str]], candidates: Sequence[str]) 
     """
     captions = number_captions(references, candidates)
     bleu = Bleu(captions)
-    for ngrams in count_ngrams(captions, repeated_only=True):
+    for ngrams in count_ngrams(captions):
         bleu.add(ngrams)
     return bleu.scores()
 

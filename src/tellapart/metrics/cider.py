@@ -53,7 +53,7 @@ def cider_scores(
     vocabulary = None if frequencies is None else frequencies.vocabulary()
     captions = number_captions(references, candidates, vocabulary)
     cider = Cider(captions, variant, frequencies)
-    for ngrams in count_ngrams(captions, repeated_only=frequencies is None):
+    for ngrams in count_ngrams(captions):
         cider.add(ngrams)
     return cider.scores()
 
@@ -61,8 +61,7 @@ def cider_scores(
 class Cider:
     """CIDEr of numbered captions, order by order: `add` the n-grams of each n = 1…4, then call `scores`.
 
-    With `frequencies`, the captions must be numbered by that table's `vocabulary()`, and all n-grams must be added: one
-    that occurs once in the captions may be frequent in the table.
+    With `frequencies`, the captions must be numbered by that table's `vocabulary()`.
     """
 
     def __init__(self, captions: Captions, variant: Variant, frequencies: DocumentFrequencies | None) -> None:
@@ -75,23 +74,21 @@ class Cider:
         self._similarity = np.zeros(len(captions.lengths))
 
     def add(self, ngrams: Ngrams) -> None:
-        logarithm = np.log(max(1, self._images))
+        """The (clipped) tf-idf cosine of every reference with the candidate of its image, for one n."""
         found = ngrams.images if self._lookup is None else next(self._lookup)
-        idf = logarithm - np.log(np.maximum(1, found))
+        idf = np.full(len(found), np.log(max(1, self._images)))
+        several = np.flatnonzero(found > 1)
+        idf[several] -= np.log(found[several])
         for block in ngrams.blocks:
             weight = block.count * idf[block.gram if self._lookup is None else block.place]
-            self._similarity[block.captions] += self._cosines(ngrams.order, block, weight, logarithm)
+            self._similarity[block.captions] += self._cosines(block, weight)
 
-    def _cosines(
-        self, order: int, block: Block, weight: NDArray[np.float64], logarithm: float
-    ) -> NDArray[np.float64]:
-        """The (clipped) tf-idf cosine of every reference with the candidate of its image, for one n."""
+    def _cosines(self, block: Block, weight: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The cosines in a block of images, given the tf-idf of its rows."""
         captions, here = self._captions, block.captions
         size = here.stop - here.start
         caption = captions.caption_of[block.place] - here.start
-        # n-grams that occur once have no row if there is no table; each weighs log N.
-        alone = np.maximum(0, captions.lengths[here] - (order - 1)) - np.bincount(caption, minlength=size)
-        norm = np.sqrt(np.bincount(caption, weight**2, minlength=size) + alone * logarithm**2)
+        norm = np.sqrt(np.bincount(caption, weight**2, minlength=size))
         in_candidate, in_reference = weight[block.candidate], weight[block.reference]
         if self._clipped:
             in_candidate = np.minimum(in_candidate, in_reference)
@@ -165,21 +162,22 @@ class DocumentFrequencies:
     def _count(cls, captions: Captions) -> DocumentFrequencies:
         # Word numbers of captions start at 1, those of the table at 0.
         size = len(captions.vocabulary)
-        number = np.empty(0, dtype=np.int64)  # the table's number of each n-gram
+        # The (n-1)-gram at each word, and the table's number of each of these.
+        shorter, number = captions.words, np.arange(size) - 1
         keys, counts = [], []
-        for ngrams in count_ngrams(captions, repeated_only=False):
+        for ngrams in count_ngrams(captions):
             if ngrams.order == 1:
-                number = ngrams.key - 1
-                counts.append(np.zeros(size - 1, dtype=np.int64))
-                counts[0][number] = ngrams.images
+                counts.append(ngrams.images[1:])
                 continue
-            prefix, last = np.divmod(ngrams.key, size)
-            key = number[prefix] * (size - 1) + last - 1
+            # The number of an n-gram is the place of the first one.
+            found = np.flatnonzero(ngrams.images)
+            key = number[shorter[found]] * (size - 1) + captions.words[found + (ngrams.order - 1)] - 1
             order = np.argsort(key)
             keys.append(key[order])
-            counts.append(ngrams.images[order])
-            number = np.empty_like(order)
-            number[order] = np.arange(len(order))
+            counts.append(ngrams.images[found[order]])
+            number = np.empty(len(ngrams.number), dtype=np.int64)
+            number[found[order]] = np.arange(len(order))
+            shorter = ngrams.number
         return cls(captions.images, tuple(captions.vocabulary.words), tuple(keys), tuple(counts))
 
     def vocabulary(self) -> WordNumbers:

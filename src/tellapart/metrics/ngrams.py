@@ -5,8 +5,8 @@ are in one flat array. Captions are ordered by image, the candidate before its r
 is an (n-1)-gram and a word. Equal pairs of numbers are found by `first_equal`: equal n-grams, n-grams of one caption,
 n-grams of one image.
 
-An n-gram that occurs once in the corpus matches nothing, nor does a longer one that contains it. So most occurrences
-are dropped before the longer orders are counted.
+An n-gram that occurs once in an image matches nothing there, nor does a longer one that contains it. So most
+occurrences of the longer orders are not compared.
 """
 
 from __future__ import annotations
@@ -116,6 +116,11 @@ class Captions:
         """Caption of each word."""
         return np.repeat(np.arange(len(self.lengths)), self.lengths)
 
+    @cached_property
+    def left(self) -> Numbers:
+        """Of each word, the words from there to the end of its caption."""
+        return np.repeat(self.start[1:], self.lengths) - np.arange(len(self.words))
+
 
 def number_captions(
     references: Sequence[Sequence[str]],
@@ -166,48 +171,35 @@ class Ngrams:
     """The n-grams of one order.
 
     order:  n
-    key:    each n-gram as (number of its first n-1 words) · vocabulary + last word; its own number is its position here
-    images: per n-gram, the images whose references have it
-    blocks: where they are
+    number: of the n-gram that begins at each word, even where it ends in the next caption; equal ones are equal
+    images: per number, the images whose references have the n-gram
+    blocks: where the n-grams inside captions are
     """
 
     order: int
-    key: Numbers
+    number: Numbers
     images: Numbers
     blocks: list[Block]
 
 
-def count_ngrams(captions: Captions, *, repeated_only: bool) -> Iterator[Ngrams]:
-    """For n = 1…4, the n-grams of all captions; with `repeated_only`, those that occur at least twice in the corpus."""
-    words, caption_of = captions.words, captions.caption_of
-    place, key = np.arange(len(words)), words
+def count_ngrams(captions: Captions) -> Iterator[Ngrams]:
+    """For n = 1…4, the n-grams of all captions."""
+    words, size = captions.words, len(captions.vocabulary)
+    number = words
     # Of each word: whether the image may have the n-gram that begins there more than once.
     common = np.ones(len(words) + 1, dtype=np.bool_)
     for order in range(1, ORDERS + 1):
-        first = first_equal(key)
-        kept = np.bincount(first, minlength=len(first)) > (1 if repeated_only else 0)
-        key = key[kept]
-        gram = (np.cumsum(kept) - 1)[first]
-        if repeated_only:
-            repeated = np.flatnonzero(kept[first])
-            place, gram = place[repeated], gram[repeated]
+        if order > 1:
+            # An n-gram is an (n-1)-gram and a word.
+            number = first_equal(number[:-1] * size + words[order - 1 :])
+            common[:-1] &= common[1:]
         blocks, in_references = [], [np.empty(0, dtype=np.int64)]
         for some in _blocks(captions):
-            rows = slice(*np.searchsorted(place, captions.start[[some.start, some.stop]]))
-            block, counted = _match(place[rows], gram[rows], common, some, captions)
+            block, counted = _match(order, number, common, some, captions)
             blocks.append(block)
             in_references.append(counted)
-        images = np.bincount(np.concatenate(in_references), minlength=len(key))
-        yield Ngrams(order, key, images, blocks)
-        # An n-gram is two (n-1)-grams that overlap; if one of them was dropped, it cannot be kept.
-        at = np.full(len(words) + 1, -1)
-        at[place] = gram
-        whole = (at[:-1] >= 0) & (at[1:] >= 0)
-        if order == 1:
-            whole[:-1] &= caption_of[:-1] == caption_of[1:]
-        place = np.flatnonzero(whole)
-        key = at[place] * len(captions.vocabulary) + words[place + order]
-        common[:-1] &= common[1:]
+        images = np.bincount(np.concatenate(in_references), minlength=size if order == 1 else len(number))
+        yield Ngrams(order, number, images, blocks)
 
 
 def _blocks(captions: Captions) -> Iterator[slice]:
@@ -218,13 +210,13 @@ def _blocks(captions: Captions) -> Iterator[slice]:
 
 
 def _match(
-    place: Numbers, gram: Numbers, common: NDArray[np.bool_], some: slice, captions: Captions
+    order: int, number: Numbers, common: NDArray[np.bool_], some: slice, captions: Captions
 ) -> tuple[Block, Numbers]:
     """Compare the n-grams of each image of a block.
 
     Args:
-        place: where they begin.
-        gram: their numbers.
+        order: n.
+        number: of all n-grams.
         common: which words may begin an n-gram that the image has more than once; is updated.
         some: the block's captions.
         captions: all captions.
@@ -232,7 +224,9 @@ def _match(
     Returns:
         The block, and the numbers of the n-grams in references, once per image.
     """
-    caption = captions.caption_of[place]
+    begin, end = captions.start[some.start], captions.start[some.stop]
+    place = np.flatnonzero(captions.left[begin:end] >= order) + begin
+    gram, caption = number[place], captions.caption_of[place]
     in_candidate = captions.is_candidate[caption]
     # Most n-grams are alone in their image, and so are all longer ones with one inside: those are not compared.
     rows = np.flatnonzero(common[place])
@@ -240,7 +234,6 @@ def _match(
     first = first_equal(gram[rows] * captions.images + captions.image_of[caption[rows]])
     together = np.flatnonzero(np.bincount(first, minlength=len(first))[first] > 1)
     rows, first = rows[together], rows[first[together]]
-    begin, end = captions.start[some.start], captions.start[some.stop]
     common[begin:end] = False
     common[place[rows]] = True
     count = np.ones(len(place), dtype=np.int64)

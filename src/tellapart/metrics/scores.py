@@ -191,7 +191,7 @@ def _by_ngrams(
         return None, None
     bleu = Bleu(captions) if "bleu" in families else None
     cider = Cider(captions, "cider-d", frequencies) if "cider" in families else None
-    for ngrams in count_ngrams(captions, repeated_only=frequencies is None):
+    for ngrams in count_ngrams(captions):
         if bleu is not None:
             bleu.add(ngrams)
         if cider is not None:
