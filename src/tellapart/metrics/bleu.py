@@ -63,11 +63,14 @@ class Bleu:
         captions = self._captions
         for block in ngrams.blocks:
             most = np.zeros(len(block.count), dtype=np.int64)
-            np.maximum.at(most, block.candidate, block.count[block.reference])
-            row = np.flatnonzero(most)
-            image = captions.image_of[captions.caption_of[block.place[row]]]
-            credited = np.minimum(block.count[row], most[row])
-            self._correct[:, ngrams.order - 1] += np.bincount(image, credited, minlength=captions.images)
+            most[block.candidate] = 1
+            # Few n-grams are twice in a reference.
+            twice = np.flatnonzero(block.count[block.reference] > 1)
+            np.maximum.at(most, block.candidate[twice], block.count[block.reference[twice]])
+            credited = np.minimum(block.count, most)
+            row = np.flatnonzero(credited)
+            image = captions.image_of[captions.caption_of[block.words][row]]
+            self._correct[:, ngrams.order - 1] += np.bincount(image, credited[row], minlength=captions.images)
 
     def scores(self) -> BleuScores:
         captions = self._captions

@@ -80,14 +80,14 @@ class Cider:
         several = np.flatnonzero(found > 1)
         idf[several] -= np.log(found[several])
         for block in ngrams.blocks:
-            weight = block.count * idf[block.gram if self._lookup is None else block.place]
+            weight = block.count * (idf[block.gram] if self._lookup is None else idf[block.words])
             self._similarity[block.captions] += self._cosines(block, weight)
 
     def _cosines(self, block: Block, weight: NDArray[np.float64]) -> NDArray[np.float64]:
         """The cosines in a block of images, given the tf-idf of its rows."""
         captions, here = self._captions, block.captions
         size = here.stop - here.start
-        caption = captions.caption_of[block.place] - here.start
+        caption = captions.caption_of[block.words] - here.start
         norm = np.sqrt(np.bincount(caption, weight**2, minlength=size))
         in_candidate, in_reference = weight[block.candidate], weight[block.reference]
         if self._clipped:
@@ -175,7 +175,7 @@ class DocumentFrequencies:
             order = np.argsort(key)
             keys.append(key[order])
             counts.append(ngrams.images[found[order]])
-            number = np.empty(len(ngrams.number), dtype=np.int64)
+            number = np.empty(len(ngrams.images), dtype=np.int64)
             number[found[order]] = np.arange(len(order))
             shorter = ngrams.number
         return cls(captions.images, tuple(captions.vocabulary.words), tuple(keys), tuple(counts))
@@ -240,12 +240,13 @@ class DocumentFrequencies:
 
 
 def _images_by_place(table: DocumentFrequencies, captions: Captions) -> Iterator[Numbers]:
-    """For n = 1…4, the table's number of images of the n-gram that begins at each word."""
+    """For n = 1…4, the table's number of images of the n-gram that begins at each word, if one does."""
     # Word numbers of captions start at 1, those of the table at 0.
     words = captions.words - 1
     number = np.where(words < len(table.words), words, -1)
     yield table.images_with(number, 1)
     for order in range(2, ORDERS + 1):
         last = words[order - 1 :]
-        number = table.find(number[: len(last)], last, order)
+        number[: len(last)] = table.find(number[: len(last)], last, order)
+        number[len(last) :] = -1
         yield table.images_with(number, order)

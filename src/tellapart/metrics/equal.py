@@ -72,7 +72,7 @@ def distinct_words(captions: Sequence[str]) -> tuple[list[str], Numbers, Numbers
     is_first = first == np.arange(len(first))
     new = np.flatnonzero(is_first)
     bounds = zip(start[new].tolist(), end[new].tolist(), strict=True)
-    words = [text[one:other].decode(*_CODE) for one, other in bounds]
+    words = b" ".join([text[one:other] for one, other in bounds]).decode(*_CODE).split(" ")
     number = (np.cumsum(is_first) - 1)[first]
     sizes = map(len, captions) if text.isascii() else (len(caption.encode(*_CODE)) for caption in captions)
     ends = np.cumsum(np.fromiter(sizes, dtype=np.int64, count=len(captions)) + 1) - 1

@@ -23,7 +23,7 @@ from tellapart.metrics.equal import Numbers, distinct_words, first_equal
 
 ORDERS = 4
 # Words of a block of images: its arrays stay in the processor's cache.
-_BLOCK = 1 << 15
+_BLOCK = 1 << 16
 
 
 class WordNumbers:
@@ -117,6 +117,11 @@ class Captions:
         return np.repeat(np.arange(len(self.lengths)), self.lengths)
 
     @cached_property
+    def of_candidate(self) -> NDArray[np.bool_]:
+        """Of each word, whether it is a candidate's."""
+        return np.repeat(self.is_candidate, self.lengths)
+
+    @cached_property
     def left(self) -> Numbers:
         """Of each word, the words from there to the end of its caption."""
         return np.repeat(self.start[1:], self.lengths) - np.arange(len(self.words))
@@ -148,18 +153,18 @@ def number_captions(
 
 @dataclass(frozen=True)
 class Block:
-    """The n-grams of one order in some images: one row for each place where one begins.
+    """The n-grams of one order in some images: one row for each word.
 
     captions:  the captions of these images
-    place:     where the n-gram begins, among the words of all captions
-    gram:      number of the n-gram
-    count:     occurrences in the caption, at the first of these; 0 at the others
+    words:     their words
+    gram:      number of the n-gram that begins at the word
+    count:     occurrences in the caption, at the first of these; 0 at the others, and where no n-gram begins
     reference: rows of references whose n-gram is in the image's candidate too; the first of each caption
     candidate: the candidate's row of each of those
     """
 
     captions: slice
-    place: Numbers
+    words: slice
     gram: Numbers
     count: Numbers
     reference: Numbers
@@ -173,7 +178,7 @@ class Ngrams:
     order:  n
     number: of the n-gram that begins at each word, even where it ends in the next caption; equal ones are equal
     images: per number, the images whose references have the n-gram
-    blocks: where the n-grams inside captions are
+    blocks: the n-grams inside captions
     """
 
     order: int
@@ -186,19 +191,24 @@ def count_ngrams(captions: Captions) -> Iterator[Ngrams]:
     """For n = 1…4, the n-grams of all captions."""
     words, size = captions.words, len(captions.vocabulary)
     number = words
-    # Of each word: whether the image may have the n-gram that begins there more than once.
-    common = np.ones(len(words) + 1, dtype=np.bool_)
+    # Of each word: whether the image, and the caption, may have the n-gram that begins there more than once.
+    # An n-gram is two (n-1)-grams that overlap: most are alone because one of these was.
+    in_image, in_caption = np.ones((2, len(words)), dtype=np.bool_)
     for order in range(1, ORDERS + 1):
         if order > 1:
             # An n-gram is an (n-1)-gram and a word.
-            number = first_equal(number[:-1] * size + words[order - 1 :])
-            common[:-1] &= common[1:]
+            key = number * size
+            key[: 1 - order] += words[order - 1 :]
+            number = first_equal(key)
+            for several in (in_image, in_caption):
+                several[:-1] &= several[1:]
+                several &= captions.left >= order
         blocks, in_references = [], [np.empty(0, dtype=np.int64)]
         for some in _blocks(captions):
-            block, counted = _match(order, number, common, some, captions)
+            block, counted = _match(order, number, in_image, in_caption, some, captions)
             blocks.append(block)
             in_references.append(counted)
-        images = np.bincount(np.concatenate(in_references), minlength=size if order == 1 else len(number))
+        images = np.bincount(np.concatenate(in_references), minlength=size if order == 1 else len(words))
         yield Ngrams(order, number, images, blocks)
 
 
@@ -210,42 +220,55 @@ def _blocks(captions: Captions) -> Iterator[slice]:
 
 
 def _match(
-    order: int, number: Numbers, common: NDArray[np.bool_], some: slice, captions: Captions
+    order: int,
+    number: Numbers,
+    in_image: NDArray[np.bool_],
+    in_caption: NDArray[np.bool_],
+    some: slice,
+    captions: Captions,
 ) -> tuple[Block, Numbers]:
     """Compare the n-grams of each image of a block.
 
     Args:
         order: n.
         number: of all n-grams.
-        common: which words may begin an n-gram that the image has more than once; is updated.
+        in_image: which words may begin an n-gram that the image has more than once; is updated.
+        in_caption: the same for the caption.
         some: the block's captions.
         captions: all captions.
 
     Returns:
         The block, and the numbers of the n-grams in references, once per image.
     """
-    begin, end = captions.start[some.start], captions.start[some.stop]
-    place = np.flatnonzero(captions.left[begin:end] >= order) + begin
-    gram, caption = number[place], captions.caption_of[place]
-    in_candidate = captions.is_candidate[caption]
-    # Most n-grams are alone in their image, and so are all longer ones with one inside: those are not compared.
-    rows = np.flatnonzero(common[place])
+    words = slice(captions.start[some.start], captions.start[some.stop])
+    gram, caption, of_candidate = number[words], captions.caption_of[words], captions.of_candidate[words]
+    in_image, in_caption = in_image[words], in_caption[words]
+    present = captions.left[words] >= order
+    count = present.astype(np.int64)
     # The image's first row with the n-gram: the candidate's, if it has it.
-    first = first_equal(gram[rows] * captions.images + captions.image_of[caption[rows]])
-    together = np.flatnonzero(np.bincount(first, minlength=len(first))[first] > 1)
-    rows, first = rows[together], rows[first[together]]
-    common[begin:end] = False
-    common[place[rows]] = True
-    count = np.ones(len(place), dtype=np.int64)
-    count[rows] = np.bincount(first_equal(first * len(captions.lengths) + caption[rows]), minlength=len(rows))
-    counted = ~in_candidate
-    referring = np.flatnonzero((count[rows] > 0) & counted[rows])
+    rows, first = _several(in_image, gram * captions.images + captions.image_of[caption])
+    repeated, same = _several(in_caption, gram * len(captions.lengths) + caption)
+    count[repeated] = 0
+    count += np.bincount(same, minlength=len(count))
+    counted = present & ~of_candidate
+    referring = np.flatnonzero(counted[rows] & (count[rows] > 0))
     reference, first = rows[referring], first[referring]
     # Once per image: the first row stands for all.
     counted[rows] = False
     counted[first] = True
-    matched = np.flatnonzero(in_candidate[first])
-    return Block(some, place, gram, count, reference[matched], first[matched]), gram[counted]
+    matched = np.flatnonzero(of_candidate[first])
+    return Block(some, words, gram, count, reference[matched], first[matched]), gram[np.flatnonzero(counted)]
+
+
+def _several(may_repeat: NDArray[np.bool_], keys: Numbers) -> tuple[Numbers, Numbers]:
+    """The rows whose key occurs more than once, and the first row with the same key; other flags are cleared."""
+    rows = np.flatnonzero(may_repeat)
+    first = first_equal(keys[rows])
+    together = np.flatnonzero(np.bincount(first, minlength=len(first))[first] > 1)
+    rows, first = rows[together], rows[first[together]]
+    may_repeat[:] = False
+    may_repeat[rows] = True
+    return rows, first
 
 
 def ranges(starts: Numbers, counts: Numbers) -> Numbers:

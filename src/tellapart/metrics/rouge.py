@@ -89,20 +89,20 @@ def _common_by_bits(
     rows = np.arange(int(lengths[reference].max(initial=0)))[:, np.newaxis]
     other = words[start[reference] + rows]
     other[rows >= lengths[reference]] = 0
+    bits = np.left_shift(unsigned.type(1), rows.astype(unsigned))
     length = lengths[candidate]
     zeros = np.full(len(candidate), np.iinfo(unsigned).max, dtype=unsigned)
     for place in range(int(length.max(initial=0))):
         # Candidates are sorted by length: the last ones still have a word at this place.
         live = int(np.searchsorted(length, place, side="right"))
         word = words[start[candidate[live:]] + place]
-        equal = np.zeros(len(word), dtype=unsigned)
-        for bit, row in enumerate(other):
-            equal |= (row[live:] == word).astype(unsigned) << unsigned.type(bit)
+        # Different bits: their sum is all of them.
+        equal = np.add.reduce((other[:, live:] == word) * bits, axis=0, dtype=unsigned)
         state = zeros[live:]
         matched = state & equal
         zeros[live:] = (state + matched) | (state - matched)
-    bits = np.unpackbits((~zeros).view(np.uint8).reshape(len(zeros), -1), axis=1)
-    return np.asarray(bits.sum(axis=1), dtype=np.int64)
+    found = np.unpackbits((~zeros).view(np.uint8).reshape(len(zeros), -1), axis=1)
+    return np.asarray(found.sum(axis=1), dtype=np.int64)
 
 
 def _common_of_one(candidate: Numbers, reference: Numbers) -> int:
