@@ -4,7 +4,8 @@
 
 The captions are COCO's val2014 ones, which come with pycocoevalcap; a candidate is the first half of an image's first
 caption and the second half of another. Times are CPU seconds, child processes (their Java) included. "Warm" is
-another set of candidates against references that have been seen before, "first" a process that remembers nothing.
+another set of candidates against references that have been seen before (only tokens are remembered), "first" a
+process that remembers nothing.
 Growth and memory are measured in a fresh process for each number of images. METEOR has a benchmark of its own.
 """
 
@@ -50,14 +51,10 @@ def main() -> None:
 
 
 def compare(images: int) -> None:
-    from tellapart.metrics import Scores, evaluate, ngrams, ptb
+    from tellapart.metrics import Scores, evaluate, ptb
 
     references = read_references(images)
     candidates = [splice(references, other) for other in range(1, REPEATS + 1)]
-
-    def forget() -> None:
-        ngrams.forget()
-        ptb.forget()
 
     print(f"{images} images, {REFERENCES} references each")
     tokens, their_tokenizer = timed(lambda: their_tokens(references, candidates[0]))
@@ -75,7 +72,7 @@ def compare(images: int) -> None:
         ("from raw text", from_text, candidates, their_tokenizer + their_scorers),
     ):
         run(versions[0])  # what any first call loads and compiles is reported below, as cold start
-        forget()
+        ptb.forget()
         ours, first = timed(lambda run=run, versions=versions: run(versions[0]))  # type: ignore[misc]
         # The median: a neighbour's load now and then doubles a time.
         warm = sorted(timed(lambda run=run, said=said: run(said))[1] for said in versions[1:])  # type: ignore[misc]

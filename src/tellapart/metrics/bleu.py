@@ -62,15 +62,16 @@ class Bleu:
         """Σ over the candidate's n-grams g of min(count of g, most g in one reference)."""
         captions = self._captions
         for block in ngrams.blocks:
-            most = np.zeros(len(block.count), dtype=np.int64)
-            most[block.candidate] = 1
-            # Few n-grams are twice in a reference.
-            twice = np.flatnonzero(block.count[block.reference] > 1)
-            np.maximum.at(most, block.candidate[twice], block.count[block.reference[twice]])
-            credited = np.minimum(block.count, most)
-            row = np.flatnonzero(credited)
-            image = captions.image_of[captions.caption_of[block.words][row]]
-            self._correct[:, ngrams.order - 1] += np.bincount(image, credited[row], minlength=captions.images)
+            matched = np.zeros(len(block.count), dtype=np.bool_)
+            matched[block.candidate] = True
+            # Few n-grams are more than once in a reference.
+            most = matched.astype(np.int64)
+            several = np.flatnonzero(block.count[block.reference] > 1)
+            np.maximum.at(most, block.candidate[several], block.count[block.reference[several]])
+            row = np.flatnonzero(matched)
+            credited = np.minimum(block.count[row], most[row])
+            image = captions.image_of_word[block.words][row]
+            self._correct[:, ngrams.order - 1] += np.bincount(image, credited, minlength=captions.images)
 
     def scores(self) -> BleuScores:
         captions = self._captions

@@ -26,8 +26,9 @@ from numpy.typing import NDArray
 
 from tellapart.errors import DataError
 from tellapart.files import new_file
+from tellapart.metrics.equal import Numbers
 from tellapart.metrics.image_scores import ImageScores
-from tellapart.metrics.ngrams import ORDERS, Captions, Numbers, Block, Ngrams, WordNumbers, count_ngrams, number_captions
+from tellapart.metrics.ngrams import ORDERS, Block, Captions, Ngrams, WordNumbers, count_ngrams, number_captions
 
 Variant = Literal["cider-d", "cider"]
 
@@ -94,7 +95,7 @@ class Cider:
             in_candidate = np.minimum(in_candidate, in_reference)
         dot = np.bincount(caption[block.reference], in_candidate * in_reference, minlength=size)
         scale = norm[captions.candidate[captions.image_of[here]] - here.start] * norm
-        return np.divide(dot, scale, out=np.zeros(size), where=scale > 0)
+        return np.asarray(np.divide(dot, scale, out=np.zeros(size), where=scale > 0))
 
     def scores(self) -> ImageScores:
         captions = self._captions

@@ -35,7 +35,9 @@ def first_equal(keys: NDArray[np.int64] | NDArray[np.uint64]) -> Numbers:
     table = np.empty(1 << bits, dtype=left.dtype)
     first, mine, factor = left, key, _ODD
     while len(left):
-        slot = ((mine * np.uint64(factor)) >> np.uint64(_BITS - bits)).view(np.int64)
+        hashed = mine * np.uint64(factor)
+        hashed >>= np.uint64(_BITS - bits)
+        slot = hashed.view(np.int64)
         # Of equal slots the last one written stays.
         table[slot[::-1]] = left[::-1]
         owner = table[slot]
@@ -65,10 +67,13 @@ def distinct_words(captions: Sequence[str]) -> tuple[list[str], Numbers, Numbers
     # A space after every caption, and what is read as the last word's next eight bytes.
     text = (" ".join(captions) + " " * (1 + _BYTES)).encode(*_CODE)
     end = np.flatnonzero(np.frombuffer(text, dtype=np.uint8)[:-_BYTES] == _BLANK)
-    start = np.empty_like(end)
+    # One array for three: C's allocator keeps freed memory for the arrays to come, instead of giving it back to the
+    # system each time, only up to twice the largest piece it has freed. Memory from the system is slow to touch.
+    start, length, key = np.empty((3, len(end)), dtype=np.int64)
     start[0] = 0
     np.add(end[:-1], 1, out=start[1:])
-    first = _first_equal_word(text, start, end)
+    np.subtract(end, start, out=length)
+    first = _first_equal_word(text, start, length, key.view(np.uint64))
     is_first = first == np.arange(len(first))
     new = np.flatnonzero(is_first)
     bounds = zip(start[new].tolist(), end[new].tolist(), strict=True)
@@ -79,15 +84,15 @@ def distinct_words(captions: Sequence[str]) -> tuple[list[str], Numbers, Numbers
     return words, number, np.diff(np.searchsorted(end, ends), prepend=-1)
 
 
-def _first_equal_word(text: bytes, start: Numbers, end: Numbers) -> Numbers:
-    """For each word, given by its bytes from `start` to `end`, the place of the first equal word.
+def _first_equal_word(text: bytes, start: Numbers, length: Numbers, key: NDArray[np.uint64]) -> Numbers:
+    """For each word, given by its first byte and number of bytes, the place of the first equal word.
 
-    Words are compared eight bytes at a time, as one integer.
+    Words are compared eight bytes at a time, as one integer. `key` is room for those.
     """
     # Every eight bytes in a row, as an integer each.
     eight = np.ndarray(len(text) - _BYTES + 1, dtype="<u8", buffer=text, strides=(1,))
-    length = end - start
-    first = first_equal(eight[start] | _AFTER[np.minimum(length, _BYTES)])
+    np.bitwise_or(eight[start], _AFTER[np.minimum(length, _BYTES)], out=key)
+    first = first_equal(key)
     done = _BYTES
     # Words of exactly eight bytes take part in the next round: their end has not been seen.
     longer = np.flatnonzero(length >= done)

@@ -1,7 +1,7 @@
 """All captions of a test set as arrays, and their n-grams counted by hashing.
 
-BLEU and CIDEr need the same counts: which captions have an n-gram, and how often. Words become numbers, and all captions
-are in one flat array. Captions are ordered by image, the candidate before its references. An n-gram is a number too: it
+BLEU and CIDEr need the same counts: which captions have an n-gram, and how often. Words become numbers, and captions
+are in one flat array. They are ordered by image, the candidate before its references. An n-gram is a number too: it
 is an (n-1)-gram and a word. Equal pairs of numbers are found by `first_equal`: equal n-grams, n-grams of one caption,
 n-grams of one image.
 
@@ -117,6 +117,10 @@ class Captions:
         return np.repeat(np.arange(len(self.lengths)), self.lengths)
 
     @cached_property
+    def image_of_word(self) -> Numbers:
+        return self.image_of[self.caption_of]
+
+    @cached_property
     def of_candidate(self) -> NDArray[np.bool_]:
         """Of each word, whether it is a candidate's."""
         return np.repeat(self.is_candidate, self.lengths)
@@ -200,9 +204,10 @@ def count_ngrams(captions: Captions) -> Iterator[Ngrams]:
             key = number * size
             key[: 1 - order] += words[order - 1 :]
             number = first_equal(key)
+            present = captions.left >= order
             for several in (in_image, in_caption):
                 several[:-1] &= several[1:]
-                several &= captions.left >= order
+                several &= present
         blocks, in_references = [], [np.empty(0, dtype=np.int64)]
         for some in _blocks(captions):
             block, counted = _match(order, number, in_image, in_caption, some, captions)
@@ -246,8 +251,9 @@ def _match(
     present = captions.left[words] >= order
     count = present.astype(np.int64)
     # The image's first row with the n-gram: the candidate's, if it has it.
-    rows, first = _several(in_image, gram * captions.images + captions.image_of[caption])
-    repeated, same = _several(in_caption, gram * len(captions.lengths) + caption)
+    rows, first = _several(in_image, gram, captions.image_of_word[words], captions.images)
+    in_caption &= in_image
+    repeated, same = _several(in_caption, gram, caption, len(captions.lengths))
     count[repeated] = 0
     count += np.bincount(same, minlength=len(count))
     counted = present & ~of_candidate
@@ -260,11 +266,14 @@ def _match(
     return Block(some, words, gram, count, reference[matched], first[matched]), gram[np.flatnonzero(counted)]
 
 
-def _several(may_repeat: NDArray[np.bool_], keys: Numbers) -> tuple[Numbers, Numbers]:
-    """The rows whose key occurs more than once, and the first row with the same key; other flags are cleared."""
+def _several(may_repeat: NDArray[np.bool_], gram: Numbers, unit: Numbers, units: int) -> tuple[Numbers, Numbers]:
+    """The rows whose n-gram occurs more than once in its unit, an image or a caption, and the first of the same.
+
+    Only rows that may repeat are compared; the flags of those that do not are cleared.
+    """
     rows = np.flatnonzero(may_repeat)
-    first = first_equal(keys[rows])
-    together = np.flatnonzero(np.bincount(first, minlength=len(first))[first] > 1)
+    first = first_equal(gram[rows] * units + unit[rows])
+    together = np.flatnonzero((np.bincount(first, minlength=len(first)) > 1)[first])
     rows, first = rows[together], rows[first[together]]
     may_repeat[:] = False
     may_repeat[rows] = True

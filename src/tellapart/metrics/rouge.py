@@ -20,8 +20,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from tellapart.metrics.equal import Numbers
 from tellapart.metrics.image_scores import ImageScores
-from tellapart.metrics.ngrams import Captions, Numbers, number_captions
+from tellapart.metrics.ngrams import Captions, number_captions
 
 _BETA = 1.2
 # References are padded to one of these lengths; longer ones are handled one by one.

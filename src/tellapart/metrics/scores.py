@@ -80,7 +80,7 @@ def evaluate(
     _check_ids(references, candidates)
     ids = list(candidates)
     said = _captions_per_image(candidates)
-    groups = [list(references[i]) for i in ids]
+    groups = [references[i] for i in ids]
     training = None if training_captions is None else list(training_captions)
     if not tokenized:
         # All at once, which is faster than image by image.
@@ -99,7 +99,7 @@ def evaluate(
 def _add_quality(
     scores: Scores,
     ids: Sequence[str],
-    groups: Sequence[list[str]],
+    groups: Sequence[Sequence[str]],
     first: Sequence[str],
     families: Sequence[str],
     frequencies: DocumentFrequencies | None,
@@ -155,7 +155,7 @@ def _add_quality(
 def _add_diversity(
     scores: Scores,
     ids: Sequence[str],
-    groups: Sequence[list[str]],
+    groups: Sequence[Sequence[str]],
     said: Sequence[list[str]],
     families: Sequence[str],
     frequencies: DocumentFrequencies | None,
@@ -250,7 +250,11 @@ def _check_ids(references: Mapping[str, Sequence[str]], candidates: Mapping[str,
     if missing:
         # Scoring only the captioned images would make the test set easier.
         raise DataError(f"{_some(missing)} without a candidate; caption them or drop their references")
-    if not {str}.intersection(map(type, references.values())) and all(references.values()) and _all_text(references.values()):
+    if (
+        not {str}.intersection(map(type, references.values()))
+        and all(references.values())
+        and _all_text(references.values())
+    ):
         return
     for i, group in references.items():
         if isinstance(group, str):
