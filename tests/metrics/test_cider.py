@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tellapart.errors import DataError
-from tellapart.metrics import DocumentFrequencies, cider_scores, ngrams
+from tellapart.metrics import DocumentFrequencies, bleu_scores, cider_scores, ngrams
 
 Corpus = tuple[list[list[str]], list[str]]
 Gram = tuple[str, ...]
@@ -189,20 +189,16 @@ def test_broken_tables_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_keys_too_large_to_pack(
+def test_blocks_of_one_image_change_nothing(
     random_corpus: Callable[[int], Corpus], seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     references, candidates = random_corpus(seed)
-    expected = cider_scores(references, candidates).per_image
-    monkeypatch.setattr(ngrams, "_SORTABLE_BITS", 0)
-    np.testing.assert_array_equal(cider_scores(references, candidates).per_image, expected)
-
-
-def test_cached_captions_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    references, candidates = [["a dog", "the dog runs"], ["a red bus"]], ["a dog runs", "||||| bus"]
-    expected = cider_scores(references, candidates).per_image
-    # A full memory is replaced, and blocks of one caption are split like blocks of many.
-    monkeypatch.setattr(ngrams, "_REMEMBERED", 0)
+    table = DocumentFrequencies.count(references)
+    expected = cider_scores(references, candidates).per_image, bleu_scores(references, candidates).per_image
     monkeypatch.setattr(ngrams, "_BLOCK", 1)
-    for _ in range(2):
-        np.testing.assert_allclose(cider_scores(references, candidates).per_image, expected, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(cider_scores(references, candidates).per_image, expected[0], rtol=1e-12, atol=0)
+    np.testing.assert_array_equal(bleu_scores(references, candidates).per_image, expected[1])
+    by_blocks = DocumentFrequencies.count(references)
+    assert by_blocks.words == table.words
+    for one, other in zip((*by_blocks.keys, *by_blocks.counts), (*table.keys, *table.counts), strict=True):
+        np.testing.assert_array_equal(one, other)

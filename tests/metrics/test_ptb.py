@@ -47,12 +47,39 @@ def test_any_text_can_be_split(text: str) -> None:
         assert token.strip() == token != ""
 
 
+# Pieces that depend on the next one, white space of all kinds, characters that are dropped.
+PIECES = [
+    "a ",
+    "dog",
+    "St. ",
+    "5 ",
+    "1/2",
+    ". ",
+    "...",
+    "can't ",
+    "(",
+    "<b>",
+    "\xa0",
+    "\xad",
+    "\n",
+    "\t",
+    "\ud800",
+    " ",
+    "!",
+]
+
+
 def test_a_full_cache_is_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
     ptb.forget()
     monkeypatch.setattr(ptb, "_REMEMBERED", 3)
     captions = [caption for caption, _ in OWN]
     for _ in range(2):
         assert tokenize(captions) == [tokens for _, tokens in OWN]
+
+
+@given(st.lists(st.lists(st.sampled_from(PIECES), max_size=8).map("".join), min_size=1, max_size=8))
+def test_many_captions_at_once_are_split_like_one(captions: list[str]) -> None:
+    assert ptb._at_once(captions) == [ptb._by_pieces(caption) for caption in captions]
 
 
 def test_a_very_long_caption() -> None:

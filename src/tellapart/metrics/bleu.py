@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tellapart.metrics.ngrams import ORDERS, Captions, Rows, ngram_rows, number_captions
+from tellapart.metrics.ngrams import ORDERS, Captions, Ngrams, count_ngrams, number_captions
 
 __all__ = ["ORDERS", "Bleu", "BleuScores", "bleu_scores"]
 
@@ -46,29 +46,32 @@ def bleu_scores(references: Sequence[Sequence[str]], candidates: Sequence[str]) 
     """
     captions = number_captions(references, candidates)
     bleu = Bleu(captions)
-    for rows in ngram_rows(captions, repeated_only=True):
-        bleu.add(rows)
+    for ngrams in count_ngrams(captions):
+        bleu.add(ngrams)
     return bleu.scores()
 
 
 class Bleu:
-    """BLEU of numbered captions, order by order: `add` the rows of each n = 1…4, then call `scores`."""
+    """BLEU of numbered captions, order by order: `add` the n-grams of each n = 1…4, then call `scores`."""
 
     def __init__(self, captions: Captions) -> None:
         self._captions = captions
         self._correct = np.zeros((captions.images, ORDERS))
 
-    def add(self, rows: Rows) -> None:
+    def add(self, ngrams: Ngrams) -> None:
         """Σ over the candidate's n-grams g of min(count of g, most g in one reference)."""
         captions = self._captions
-        if not len(rows.said):
-            return
-        # Borders of each group's reference rows; the rows between two groups are reduced too, and dropped.
-        borders = np.stack([rows.said + 1, rows.said + 1 + rows.others], axis=1).ravel()
-        most = np.maximum.reduceat(np.append(rows.count, 0), borders)[::2]
-        image = captions.image_of[rows.caption[rows.said]]
-        credited = np.minimum(rows.count[rows.said], most)
-        self._correct[:, rows.order - 1] = np.bincount(image, credited, minlength=captions.images)
+        for block in ngrams.blocks:
+            matched = np.zeros(len(block.count), dtype=np.bool_)
+            matched[block.candidate] = True
+            # Few n-grams are more than once in a reference.
+            most = matched.astype(np.int64)
+            several = np.flatnonzero(block.count[block.reference] > 1)
+            np.maximum.at(most, block.candidate[several], block.count[block.reference[several]])
+            row = np.flatnonzero(matched)
+            credited = np.minimum(block.count[row], most[row])
+            image = captions.image_of_word[block.words][row]
+            self._correct[:, ngrams.order - 1] += np.bincount(image, credited, minlength=captions.images)
 
     def scores(self) -> BleuScores:
         captions = self._captions

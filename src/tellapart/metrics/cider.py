@@ -16,7 +16,7 @@ the same result: both lengths are one less, except for empty captions, whose sim
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -26,8 +26,9 @@ from numpy.typing import NDArray
 
 from tellapart.errors import DataError
 from tellapart.files import new_file
+from tellapart.metrics.equal import Numbers
 from tellapart.metrics.image_scores import ImageScores
-from tellapart.metrics.ngrams import ORDERS, Captions, Numbers, Rows, WordNumbers, ngram_rows, number_captions
+from tellapart.metrics.ngrams import ORDERS, Block, Captions, Ngrams, WordNumbers, count_ngrams, number_captions
 
 Variant = Literal["cider-d", "cider"]
 
@@ -53,16 +54,15 @@ def cider_scores(
     vocabulary = None if frequencies is None else frequencies.vocabulary()
     captions = number_captions(references, candidates, vocabulary)
     cider = Cider(captions, variant, frequencies)
-    for rows in ngram_rows(captions, repeated_only=frequencies is None):
-        cider.add(rows)
+    for ngrams in count_ngrams(captions):
+        cider.add(ngrams)
     return cider.scores()
 
 
 class Cider:
-    """CIDEr of numbered captions, order by order: `add` the rows of each n = 1…4, then call `scores`.
+    """CIDEr of numbered captions, order by order: `add` the n-grams of each n = 1…4, then call `scores`.
 
-    With `frequencies`, the captions must be numbered by that table's `vocabulary()`, and all rows must be added: an
-    n-gram that occurs once in the captions may be frequent in the table.
+    With `frequencies`, the captions must be numbered by that table's `vocabulary()`.
     """
 
     def __init__(self, captions: Captions, variant: Variant, frequencies: DocumentFrequencies | None) -> None:
@@ -70,38 +70,32 @@ class Cider:
             raise ValueError(f"variant must be 'cider-d' or 'cider', got '{variant}'")
         self._captions = captions
         self._clipped = variant == "cider-d"
-        self._frequencies = frequencies
-        self._lookup = None if frequencies is None else _Lookup(frequencies, captions)
+        self._images = captions.images if frequencies is None else frequencies.images
+        self._lookup = None if frequencies is None else _images_by_place(frequencies, captions)
         self._similarity = np.zeros(len(captions.lengths))
 
-    def add(self, rows: Rows) -> None:
+    def add(self, ngrams: Ngrams) -> None:
         """The (clipped) tf-idf cosine of every reference with the candidate of its image, for one n."""
-        captions, images = self._captions, self._captions.images
-        if self._frequencies is None or self._lookup is None:
-            logarithm = np.log(max(1, images))
-            frequency = _document_frequency(rows, captions)
-        else:
-            logarithm = np.log(max(1, self._frequencies.images))
-            frequency = self._lookup.next_order(rows)
-        idf = logarithm - np.log(np.maximum(1, frequency))
-        weight = rows.count * idf[rows.gram]
-        square = np.bincount(rows.caption, weight**2, minlength=len(captions.lengths))
-        if self._frequencies is None:
-            # n-grams that occur once have no row; each weighs log N.
-            in_rows = np.bincount(rows.caption, rows.count, minlength=len(captions.lengths))
-            alone = np.maximum(0, captions.lengths - (rows.order - 1)) - in_rows
-            square = square + alone * logarithm**2
-        norm = np.sqrt(square)
+        found = ngrams.images if self._lookup is None else next(self._lookup)
+        idf = np.full(len(found), np.log(max(1, self._images)))
+        several = np.flatnonzero(found > 1)
+        idf[several] -= np.log(found[several])
+        for block in ngrams.blocks:
+            weight = block.count * (idf[block.gram] if self._lookup is None else idf[block.words])
+            self._similarity[block.captions] += self._cosines(block, weight)
 
-        # The reference rows after each row of a candidate.
-        before = np.cumsum(rows.others) - rows.others
-        row = np.arange(rows.others.sum()) + np.repeat(rows.said + 1 - before, rows.others)
-        in_candidate, in_reference = np.repeat(weight[rows.said], rows.others), weight[row]
+    def _cosines(self, block: Block, weight: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The cosines in a block of images, given the tf-idf of its rows."""
+        captions, here = self._captions, block.captions
+        size = here.stop - here.start
+        caption = captions.caption_of[block.words] - here.start
+        norm = np.sqrt(np.bincount(caption, weight**2, minlength=size))
+        in_candidate, in_reference = weight[block.candidate], weight[block.reference]
         if self._clipped:
             in_candidate = np.minimum(in_candidate, in_reference)
-        dot = np.bincount(rows.caption[row], in_candidate * in_reference, minlength=len(captions.lengths))
-        scale = norm[captions.candidate][captions.image_of] * norm
-        self._similarity += np.divide(dot, scale, out=np.zeros(len(scale)), where=scale > 0)
+        dot = np.bincount(caption[block.reference], in_candidate * in_reference, minlength=size)
+        scale = norm[captions.candidate[captions.image_of[here]] - here.start] * norm
+        return np.asarray(np.divide(dot, scale, out=np.zeros(size), where=scale > 0))
 
     def scores(self) -> ImageScores:
         captions = self._captions
@@ -112,14 +106,6 @@ class Cider:
         # Only references have a similarity; a candidate's own entry is 0.
         total = np.bincount(captions.image_of, similarity, minlength=captions.images)
         return ImageScores(10.0 * total / (ORDERS * captions.references))
-
-
-def _document_frequency(rows: Rows, captions: Captions) -> Numbers:
-    """Per n-gram, the images whose references have it."""
-    # The last row of a group is the candidate's only if no reference has the n-gram.
-    last = np.append(rows.group[1:], len(rows.gram)) - 1 if len(rows.group) else rows.group
-    in_references = ~captions.is_candidate[rows.caption[last]]
-    return np.bincount(rows.group_gram[in_references], minlength=len(rows.key))
 
 
 @dataclass(frozen=True)
@@ -166,30 +152,33 @@ class DocumentFrequencies:
             >>> table["a"], table["a dog"], table["dog a"]
             (2, 1, 0)
         """
-        # Every image has an empty candidate before its references; word numbers start at 1, after the border.
+        # Every image has an empty candidate before its references; word numbers start at 1.
         first = np.cumsum(references) - references
         captions = Captions(
-            tokens.astype(np.int32) + 1, np.insert(lengths, first, 0), references, WordNumbers(words), True
+            tokens.astype(np.int64) + 1, np.insert(lengths, first, 0), references, WordNumbers(words), True
         )
         return cls._count(captions)
 
     @classmethod
     def _count(cls, captions: Captions) -> DocumentFrequencies:
-        # Word numbers of captions start at 1, after the border: the shift below makes them start at 0.
+        # Word numbers of captions start at 1, those of the table at 0.
         size = len(captions.vocabulary)
-        said = np.empty(0, dtype=np.int64)  # the words that occur
+        # The (n-1)-gram at each word, and the table's number of each of these.
+        shorter, number = captions.words, np.arange(size) - 1
         keys, counts = [], []
-        for rows in ngram_rows(captions, repeated_only=False):
-            frequency = _document_frequency(rows, captions)
-            if rows.order == 1:
-                said = rows.key - 1
-                counts.append(np.zeros(size - 1, dtype=np.int64))
-                counts[0][said] = frequency
+        for ngrams in count_ngrams(captions):
+            if ngrams.order == 1:
+                counts.append(ngrams.images[1:])
                 continue
-            counts.append(frequency)
-            prefix, last = np.divmod(rows.key, size)
-            prefix = said[prefix] if rows.order == 2 else prefix
-            keys.append(prefix * (size - 1) + last - 1)
+            # The number of an n-gram is the place of the first one.
+            found = np.flatnonzero(ngrams.images)
+            key = number[shorter[found]] * (size - 1) + captions.words[found + (ngrams.order - 1)] - 1
+            order = np.argsort(key)
+            keys.append(key[order])
+            counts.append(ngrams.images[found[order]])
+            number = np.empty(len(ngrams.images), dtype=np.int64)
+            number[found[order]] = np.arange(len(order))
+            shorter = ngrams.number
         return cls(captions.images, tuple(captions.vocabulary.words), tuple(keys), tuple(counts))
 
     def vocabulary(self) -> WordNumbers:
@@ -216,7 +205,7 @@ class DocumentFrequencies:
         words = ngram.split()
         if not 1 <= len(words) <= ORDERS:
             raise ValueError(f"an n-gram has 1 to {ORDERS} words, got {len(words)}")
-        numbers = self.vocabulary().number([ngram])[0].astype(np.int64) - 1
+        numbers = self.vocabulary().number([ngram])[0] - 1
         number = np.where(numbers[:1] < len(self.words), numbers[:1], -1)
         for order in range(2, len(words) + 1):
             number = self.find(number, numbers[order - 1 : order], order)
@@ -251,18 +240,14 @@ class DocumentFrequencies:
         return cls(images, words, keys, counts)
 
 
-class _Lookup:
-    """Looks up the table's frequencies of n-grams in captions, one order after the other."""
-
-    def __init__(self, table: DocumentFrequencies, captions: Captions) -> None:
-        self._table = table
-        # Word numbers of captions start at 1, after the border; those of the table at 0.
-        self._words = captions.words.astype(np.int64) - 1
-        self._number = np.where(self._words < len(table.words), self._words, -1)
-
-    def next_order(self, rows: Rows) -> Numbers:
-        """Images per n-gram of `rows`; must be called for n = 1, 2, 3, 4 in turn."""
-        if rows.order > 1:
-            last = self._words[rows.order - 1 :]
-            self._number = self._table.find(self._number[: len(last)], last, rows.order)
-        return self._table.images_with(self._number[rows.place], rows.order)
+def _images_by_place(table: DocumentFrequencies, captions: Captions) -> Iterator[Numbers]:
+    """For n = 1…4, the table's number of images of the n-gram that begins at each word, if one does."""
+    # Word numbers of captions start at 1, those of the table at 0.
+    words = captions.words - 1
+    number = np.where(words < len(table.words), words, -1)
+    yield table.images_with(number, 1)
+    for order in range(2, ORDERS + 1):
+        last = words[order - 1 :]
+        number[: len(last)] = table.find(number[: len(last)], last, order)
+        number[len(last) :] = -1
+        yield table.images_with(number, order)

@@ -1,12 +1,12 @@
-"""All captions of a test set as arrays, and their n-grams counted with one sort per order.
+"""All captions of a test set as arrays, and their n-grams counted by hashing.
 
-BLEU and CIDEr need the same counts: which captions have an n-gram, and how often. Words become numbers, all captions
-are in one flat array, and the occurrences of n-grams are sorted by (n-gram, place). Captions are ordered by image, the
-candidate before its references. So occurrences of an n-gram in one caption, in one image and in all images are
-contiguous, and every count is the distance between two borders.
+BLEU and CIDEr need the same counts: which captions have an n-gram, and how often. Words become numbers, and captions
+are in one flat array. They are ordered by image, the candidate before its references. An n-gram is a number too: it
+is an (n-1)-gram and a word. Equal pairs of numbers are found by `first_equal`: equal n-grams, n-grams of one caption,
+n-grams of one image.
 
-An n-gram that occurs once in the corpus matches nothing, nor does a longer one that contains it. So most occurrences
-are dropped before the longer orders are sorted.
+An n-gram that occurs once in an image matches nothing there, nor does a longer one that contains it. So most
+occurrences of the longer orders are not compared.
 """
 
 from __future__ import annotations
@@ -15,29 +15,19 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from threading import Lock
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tellapart.metrics.equal import Numbers, distinct_words, first_equal
+
 ORDERS = 4
-
-# Captions split as one string, which is faster than one call per caption; the words stay in the processor's cache.
-_BLOCK = 1 << 10
-# The separator of captions in a block; it has number 0, which no word has.
-_BORDER = "|||||"
-# Captions cached before the cache is cleared: about 100 MB.
-_REMEMBERED = 1 << 19
-_SORTABLE_BITS = 63
-_SIZE = np.dtype(np.int32).itemsize
-
-Numbers = NDArray[np.int64]
+# Words of a block of images: its arrays stay in the processor's cache.
+_BLOCK = 1 << 16
 
 
 class WordNumbers:
-    """Numbers words from 1 in order of appearance, and caches the captions it has numbered.
-
-    References are scored again with every set of candidates; the cache splits them only once.
+    """Numbers words from 1 in order of appearance.
 
     >>> vocabulary = WordNumbers()
     >>> vocabulary.number(["a dog sees a cat", "a cat"])[0].tolist()
@@ -47,16 +37,12 @@ class WordNumbers:
     def __init__(self, words: Sequence[str] = ()) -> None:
         self._number: defaultdict[str, int] = defaultdict()
         self._number.default_factory = self._number.__len__
-        for word in (_BORDER, *words):
+        # 0 is the number of no word: a space cannot be one.
+        for word in (" ", *words):
             self._number[word]
-        self._captions: dict[str, bytes] = {}
-        # Captions that split differently at single spaces than at any white space.
-        self._uneven: set[str] = set()
-        # Keeps two threads from giving the same number to two words.
-        self._lock = Lock()
 
     def __len__(self) -> int:
-        """Numbers in use, including the border's 0."""
+        """Numbers in use, including 0."""
         return len(self._number)
 
     @property
@@ -64,81 +50,23 @@ class WordNumbers:
         """The words in the order of their numbers, from 1."""
         return list(self._number)[1:]
 
-    @property
-    def captions(self) -> int:
-        """Number of cached captions."""
-        return len(self._captions)
-
-    def number(self, captions: Sequence[str], *, single_blanks: bool = False) -> tuple[NDArray[np.int32], Numbers]:
+    def number(self, captions: Sequence[str], *, single_blanks: bool = False) -> tuple[Numbers, Numbers, bool]:
         """Word numbers of all captions, concatenated, and the number of words per caption.
 
         Words are separated by any white space, or by every single space (`single_blanks`): then two spaces have an
-        empty word between them, and other white space is part of a word.
+        empty word between them, and other white space is part of a word. The third value says whether the words are
+        those between single spaces.
         """
-        with self._lock:
-            return self._number_all(captions, single_blanks)
-
-    def _number_all(self, captions: Sequence[str], single_blanks: bool) -> tuple[NDArray[np.int32], Numbers]:
-        known = self._captions
-        new = [caption for caption in dict.fromkeys(captions) if caption not in known]
-        for start in range(0, len(new), _BLOCK):
-            self._learn(new[start : start + _BLOCK])
-        if single_blanks and not self.same_by_single_blanks(captions):
-            uneven = {
-                caption: self._number_words(caption.split(" ")) for caption in self._uneven.intersection(captions)
-            }
-            found = [uneven.get(caption, known[caption]) for caption in captions]
-        else:
-            found = [known[caption] for caption in captions]
-        numbers = np.frombuffer(b"".join(found), dtype=np.int32)
-        return numbers, np.fromiter(map(len, found), dtype=np.int64, count=len(found)) // _SIZE
-
-    def same_by_single_blanks(self, captions: Sequence[str]) -> bool:
-        """Whether these captions split into the same words at single spaces as at any white space."""
-        return self._uneven.isdisjoint(captions)
-
-    def _learn(self, captions: Sequence[str]) -> None:
-        """Number the words of new captions, split as one string."""
-        text = f" {_BORDER} ".join(captions)
-        words = text.split()
-        numbers = np.fromiter(map(self._number.__getitem__, words), dtype=np.int32, count=len(words))
-        borders = np.flatnonzero(numbers == 0)
-        if len(borders) == len(captions) - 1:
-            stored = numbers.tobytes()
-            begins, ends = [0, *((borders + 1) * _SIZE).tolist()], [*(borders * _SIZE).tolist(), len(stored)]
-            rows = [stored[begin:end] for begin, end in zip(begins, ends, strict=True)]
-        else:
-            # A caption contains the border's word.
-            rows = [self._number_words(caption.split()) for caption in captions]
-        self._captions.update(zip(captions, rows, strict=True))
-        if not _is_even(text, len(words)):
-            lengths = (len(row) // _SIZE for row in rows)
-            self._uneven.update(c for c, length in zip(captions, lengths, strict=True) if not _is_even(c, length))
-
-    def _number_words(self, words: Sequence[str]) -> bytes:
-        # The border's word is renamed to " ", which cannot be a word.
-        return np.array([self._number[word if word != _BORDER else " "] for word in words], dtype=np.int32).tobytes()
-
-
-def _is_even(text: str, words: int) -> bool:
-    """Whether the words are separated by single spaces only: of all white space only the space is printable."""
-    return text.count(" ") + 1 == words and text.isprintable()
-
-
-_shared = WordNumbers()
-
-
-def _shared_vocabulary() -> WordNumbers:
-    """The instance shared by all calls; a full one is replaced."""
-    if _shared.captions > _REMEMBERED:
-        forget()
-    return _shared
-
-
-def forget() -> None:
-    """Clear the cache of captions."""
-    global _shared
-    _shared = WordNumbers()
+        pieces, piece, lengths = distinct_words(captions)
+        if single_blanks or " ".join(pieces).split() == pieces:
+            return np.array(list(map(self._number.__getitem__, pieces)), dtype=np.int64)[piece], lengths, True
+        words = [one.split() for one in pieces]
+        found = np.array([self._number[word] for some in words for word in some], dtype=np.int64)
+        # Pieces with other white space inside are several words, empty ones none.
+        counts = np.array(list(map(len, words)), dtype=np.int64)
+        of_piece = counts[piece]
+        numbers = found[ranges((np.cumsum(counts) - counts)[piece], of_piece)]
+        return numbers, np.add.reduceat(of_piece, np.cumsum(lengths) - lengths), False
 
 
 @dataclass(frozen=True)
@@ -152,7 +80,7 @@ class Captions:
     single_blanks: whether these are the words between single spaces (needed by ROUGE)
     """
 
-    words: NDArray[np.int32]
+    words: Numbers
     lengths: Numbers
     references: Numbers
     vocabulary: WordNumbers
@@ -166,6 +94,11 @@ class Captions:
     def candidate(self) -> Numbers:
         """Position of each image's candidate among the captions."""
         return np.arange(self.images) + np.cumsum(self.references) - self.references
+
+    @cached_property
+    def start(self) -> Numbers:
+        """Where each caption begins among the words; the last entry is the number of words."""
+        return np.append(0, np.cumsum(self.lengths))
 
     @cached_property
     def image_of(self) -> Numbers:
@@ -182,6 +115,20 @@ class Captions:
     def caption_of(self) -> Numbers:
         """Caption of each word."""
         return np.repeat(np.arange(len(self.lengths)), self.lengths)
+
+    @cached_property
+    def image_of_word(self) -> Numbers:
+        return self.image_of[self.caption_of]
+
+    @cached_property
+    def of_candidate(self) -> NDArray[np.bool_]:
+        """Of each word, whether it is a candidate's."""
+        return np.repeat(self.is_candidate, self.lengths)
+
+    @cached_property
+    def left(self) -> Numbers:
+        """Of each word, the words from there to the end of its caption."""
+        return np.repeat(self.start[1:], self.lengths) - np.arange(len(self.words))
 
 
 def number_captions(
@@ -202,118 +149,135 @@ def number_captions(
     for candidate, group in zip(candidates, references, strict=True):
         captions.append(candidate)
         captions += group
-    vocabulary = _shared_vocabulary() if vocabulary is None else vocabulary
-    words, lengths = vocabulary.number(captions, single_blanks=single_blanks)
+    vocabulary = WordNumbers() if vocabulary is None else vocabulary
+    words, lengths, by_single_blanks = vocabulary.number(captions, single_blanks=single_blanks)
     counts = np.fromiter(map(len, references), dtype=np.int64, count=len(references))
-    return Captions(words, lengths, counts, vocabulary, single_blanks or vocabulary.same_by_single_blanks(captions))
+    return Captions(words, lengths, counts, vocabulary, by_single_blanks)
 
 
 @dataclass(frozen=True)
-class Rows:
-    """The n-grams of one order: one row per n-gram and caption, sorted by n-gram, then by caption.
+class Block:
+    """The n-grams of one order in some images: one row for each word.
 
-    order:      n
-    gram:       number of the row's n-gram, from 0 without gaps
-    caption:    its caption
-    count:      occurrences in the caption
-    group:      where each (n-gram, image) begins among the rows; the image's candidate, if it has it, comes first
-    group_gram: the n-gram of each group
-    place:      where each n-gram first occurs among the words
-    key:        each n-gram as (number of its first n-1 words) · vocabulary + last word, sorted
-    said:       the candidates' rows in groups that have reference rows too
-    others:     number of reference rows after each of those
+    captions:  the captions of these images
+    words:     their words
+    gram:      number of the n-gram that begins at the word
+    count:     occurrences in the caption, at the first of these; 0 at the others, and where no n-gram begins
+    reference: rows of references whose n-gram is in the image's candidate too; the first of each caption
+    candidate: the candidate's row of each of those
+    """
+
+    captions: slice
+    words: slice
+    gram: Numbers
+    count: Numbers
+    reference: Numbers
+    candidate: Numbers
+
+
+@dataclass(frozen=True)
+class Ngrams:
+    """The n-grams of one order.
+
+    order:  n
+    number: of the n-gram that begins at each word, even where it ends in the next caption; equal ones are equal
+    images: per number, the images whose references have the n-gram
+    blocks: the n-grams inside captions
     """
 
     order: int
-    gram: Numbers
-    caption: Numbers
-    count: Numbers
-    group: Numbers
-    group_gram: Numbers
-    place: Numbers
-    key: Numbers
-    said: Numbers
-    others: Numbers
+    number: Numbers
+    images: Numbers
+    blocks: list[Block]
 
 
-def ngram_rows(captions: Captions, *, repeated_only: bool) -> Iterator[Rows]:
-    """For n = 1…4, the n-grams of all captions; with `repeated_only`, those that occur at least twice in the corpus."""
-    words, caption_of = captions.words, captions.caption_of
-    # gram[i]: number of the n-gram that begins at word i, or -1 if there is none or it was dropped.
-    gram = words.astype(np.int64)
+def count_ngrams(captions: Captions) -> Iterator[Ngrams]:
+    """For n = 1…4, the n-grams of all captions."""
+    words, size = captions.words, len(captions.vocabulary)
+    number = words
+    # Of each word: whether the image, and the caption, may have the n-gram that begins there more than once.
+    # An n-gram is two (n-1)-grams that overlap: most are alone because one of these was.
+    in_image, in_caption = np.ones((2, len(words)), dtype=np.bool_)
     for order in range(1, ORDERS + 1):
-        if order == 1:
-            place, key = np.arange(len(words)), gram
-        else:
-            # An n-gram is an (n-1)-gram and a word; one that contains a dropped (n-1)-gram cannot be kept.
-            whole = (gram[:-1] >= 0) & (gram[1:] >= 0)
-            place = np.flatnonzero(whole)
-            last = place + (order - 1)
-            fits = last < len(words)
-            place, last = place[fits], last[fits]
-            same = caption_of[place] == caption_of[last]
-            place, last = place[same], last[same]
-            key = gram[place] * len(captions.vocabulary) + words[last]
-        key, place = _sorted_by_key(key, place)
-        starts_gram = np.ones(len(key), dtype=np.bool_)
-        np.not_equal(key[1:], key[:-1], out=starts_gram[1:])
-        if repeated_only:
-            repeated = ~starts_gram
-            repeated[:-1] |= repeated[1:]
-            key, place, starts_gram = key[repeated], place[repeated], starts_gram[repeated]
-        number = np.cumsum(starts_gram) - 1
-        gram = np.full(len(words), -1, dtype=np.int64)
-        gram[place] = number
-        yield _rows(order, key, place, starts_gram, number, captions)
+        if order > 1:
+            # An n-gram is an (n-1)-gram and a word.
+            key = number * size
+            key[: 1 - order] += words[order - 1 :]
+            number = first_equal(key)
+            present = captions.left >= order
+            for several in (in_image, in_caption):
+                several[:-1] &= several[1:]
+                several &= present
+        blocks, in_references = [], [np.empty(0, dtype=np.int64)]
+        for some in _blocks(captions):
+            block, counted = _match(order, number, in_image, in_caption, some, captions)
+            blocks.append(block)
+            in_references.append(counted)
+        images = np.bincount(np.concatenate(in_references), minlength=size if order == 1 else len(words))
+        yield Ngrams(order, number, images, blocks)
 
 
-def _sorted_by_key(key: Numbers, place: Numbers) -> tuple[Numbers, Numbers]:
-    """Both, sorted by key; equal keys stay in order of place."""
-    bits = int(place.max(initial=0)).bit_length()
-    if int(key.max(initial=0)).bit_length() + bits <= _SORTABLE_BITS:
-        # One sort of plain integers is several times faster than an argsort.
-        packed = (key << bits) | place
-        packed.sort()
-        return packed >> bits, packed & ((1 << bits) - 1)
-    order = np.argsort(key, kind="stable")
-    return key[order], place[order]
+def _blocks(captions: Captions) -> Iterator[slice]:
+    """The captions of some images after the other."""
+    images = max(1, _BLOCK * captions.images // max(1, len(captions.words)))
+    ends = [*captions.candidate[images::images].tolist(), len(captions.lengths)]
+    return map(slice, [0, *ends], ends)
 
 
-def _rows(
-    order: int, key: Numbers, place: Numbers, starts_gram: NDArray[np.bool_], number: Numbers, captions: Captions
-) -> Rows:
-    """Gather occurrences, sorted by n-gram and place, into rows and groups."""
-    caption = captions.caption_of[place]
-    starts_row = starts_gram.copy()
-    starts_row[1:] |= caption[1:] != caption[:-1]
-    row = np.flatnonzero(starts_row)
-    image = captions.image_of[caption[row]]
-    starts_group = starts_gram[row]
-    starts_group[1:] |= image[1:] != image[:-1]
-    group = np.flatnonzero(starts_group)
-    count, size = _distances(row, len(caption)), _distances(group, len(row))
-    caption = caption[row]
-    matched = captions.is_candidate[caption[group]] & (size > 1)
-    return Rows(
-        order=order,
-        gram=number[row],
-        caption=caption,
-        count=count,
-        group=group,
-        group_gram=number[row[group]],
-        place=place[starts_gram],
-        key=key[starts_gram],
-        said=group[matched],
-        others=size[matched] - 1,
-    )
+def _match(
+    order: int,
+    number: Numbers,
+    in_image: NDArray[np.bool_],
+    in_caption: NDArray[np.bool_],
+    some: slice,
+    captions: Captions,
+) -> tuple[Block, Numbers]:
+    """Compare the n-grams of each image of a block.
+
+    Args:
+        order: n.
+        number: of all n-grams.
+        in_image: which words may begin an n-gram that the image has more than once; is updated.
+        in_caption: the same for the caption.
+        some: the block's captions.
+        captions: all captions.
+
+    Returns:
+        The block, and the numbers of the n-grams in references, once per image.
+    """
+    words = slice(captions.start[some.start], captions.start[some.stop])
+    gram, caption, of_candidate = number[words], captions.caption_of[words], captions.of_candidate[words]
+    in_image, in_caption = in_image[words], in_caption[words]
+    present = captions.left[words] >= order
+    count = present.astype(np.int64)
+    # The image's first row with the n-gram: the candidate's, if it has it.
+    rows, first = _several(in_image, gram, captions.image_of_word[words], captions.images)
+    in_caption &= in_image
+    repeated, same = _several(in_caption, gram, caption, len(captions.lengths))
+    count[repeated] = 0
+    count += np.bincount(same, minlength=len(count))
+    counted = present & ~of_candidate
+    referring = np.flatnonzero(counted[rows] & (count[rows] > 0))
+    reference, first = rows[referring], first[referring]
+    # Once per image: the first row stands for all.
+    counted[rows] = False
+    counted[first] = True
+    matched = np.flatnonzero(of_candidate[first])
+    return Block(some, words, gram, count, reference[matched], first[matched]), gram[np.flatnonzero(counted)]
 
 
-def _distances(starts: Numbers, end: int) -> Numbers:
-    """From each start to the next, and from the last to the end."""
-    distances = np.empty_like(starts)
-    np.subtract(starts[1:], starts[:-1], out=distances[:-1])
-    distances[-1:] = end - starts[-1:]
-    return distances
+def _several(may_repeat: NDArray[np.bool_], gram: Numbers, unit: Numbers, units: int) -> tuple[Numbers, Numbers]:
+    """The rows whose n-gram occurs more than once in its unit, an image or a caption, and the first of the same.
+
+    Only rows that may repeat are compared; the flags of those that do not are cleared.
+    """
+    rows = np.flatnonzero(may_repeat)
+    first = first_equal(gram[rows] * units + unit[rows])
+    together = np.flatnonzero((np.bincount(first, minlength=len(first)) > 1)[first])
+    rows, first = rows[together], rows[first[together]]
+    may_repeat[:] = False
+    may_repeat[rows] = True
+    return rows, first
 
 
 def ranges(starts: Numbers, counts: Numbers) -> Numbers:

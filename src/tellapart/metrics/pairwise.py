@@ -57,10 +57,10 @@ class CaptionPairs:
     """
 
     def __init__(self, captions: Sequence[str], frequencies: DocumentFrequencies) -> None:
-        words, lengths = frequencies.vocabulary().number(captions)
+        words, lengths, _ = frequencies.vocabulary().number(captions)
         self._length = lengths.astype(np.float64)
         # Word numbers start at 1, those of the table at 0.
-        self._orders = ngram_vectors(words.astype(np.int64) - 1, lengths, frequencies)
+        self._orders = ngram_vectors(words - 1, lengths, frequencies)
 
     def cider(self, rows: Rows, columns: Rows) -> NDArray[np.float64]:
         """Plain CIDEr of the captions `rows` with the captions `columns`: `[rows, columns]`."""

@@ -19,10 +19,17 @@ import re
 from collections.abc import Callable, Sequence
 from functools import cache
 
+import numpy as np
+
+from tellapart.metrics.equal import distinct_words
+
 PUNCTUATION = frozenset(["''", "'", "``", "`", ".", "?", "!", ",", ":", "-", "--", "...", ";"])
 
 # Captions, and pieces of them, cached before the cache is cleared: about 100 MB.
 _REMEMBERED = 1 << 19
+# Captions split at once; a few are split faster one by one.
+_BLOCK = 1 << 15
+_FEW = 50
 
 # Not letters for the tokenizer: superscripts, fractions, circled and Roman numbers, all characters beyond U+FFFF.
 _NO_LETTER = (
@@ -253,15 +260,15 @@ def tokenize(captions: Sequence[str]) -> list[str]:
     >>> tokenize(["A man's T-shirt, and a double-decker bus.", "They can't!"])
     ["a man 's t-shirt and a double-decker bus", "they ca n't"]
     """
-    found = []
-    for caption in captions:
-        tokens = _tokenized.get(caption)
-        if tokens is None:
-            if len(_tokenized) >= _REMEMBERED:
-                _tokenized.clear()
-            _tokenized[caption] = tokens = _by_pieces(caption)
-        found.append(tokens)
-    return found
+    global _tokenized
+    if len(_tokenized) > _REMEMBERED:
+        _tokenized = {}
+    known = _tokenized
+    new = [caption for caption in dict.fromkeys(captions) if caption not in known]
+    for start in range(0, len(new), _BLOCK):
+        some = new[start : start + _BLOCK]
+        known.update(zip(some, _at_once(some) if len(some) > _FEW else map(_by_pieces, some), strict=True))
+    return [known[caption] for caption in captions]
 
 
 def scan(caption: str) -> list[str]:
@@ -295,6 +302,30 @@ def scan(caption: str) -> list[str]:
 
 def _join(tokens: Sequence[str]) -> str:
     return " ".join(token for token in tokens if token and token not in PUNCTUATION)
+
+
+def _at_once(captions: Sequence[str]) -> list[str]:
+    """The same as `_by_pieces` of every caption, several times faster: each different piece is looked up once."""
+    pieces, number, lengths = distinct_words(captions)
+    end = np.cumsum(lengths) - 1
+    last = np.zeros(len(number), dtype=np.int64)
+    last[end] = 1
+    used = np.zeros((2, len(pieces)), dtype=np.bool_)
+    used[last, number] = True
+    table: list[str] = []
+    unsure: list[bool] = []
+    for tokens_of, after, flags in ((_inner, " ", used[0]), (_last, "\n", used[1])):
+        for piece, is_used in zip(pieces, flags.tolist(), strict=True):
+            # Other white space than single spaces is not printable.
+            tokens = "" if not is_used else tokens_of[piece] if piece.isprintable() else None
+            unsure.append(tokens is None)
+            table.append(tokens + after if tokens else after.lstrip(" "))
+    entry = number + len(pieces) * last
+    # Where the last piece has no tokens, a space is left before the line's end.
+    rows = "".join(map(table.__getitem__, entry.tolist())).replace(" \n", "\n").split("\n")[:-1]
+    for caption in np.unique(np.searchsorted(end, np.flatnonzero(np.array(unsure)[entry]))).tolist():
+        rows[caption] = _by_pieces(captions[caption])
+    return rows
 
 
 def _by_pieces(caption: str) -> str:

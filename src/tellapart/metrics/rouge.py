@@ -20,8 +20,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from tellapart.metrics.equal import Numbers
 from tellapart.metrics.image_scores import ImageScores
-from tellapart.metrics.ngrams import Captions, Numbers, number_captions
+from tellapart.metrics.ngrams import Captions, number_captions
 
 _BETA = 1.2
 # References are padded to one of these lengths; longer ones are handled one by one.
@@ -58,9 +59,9 @@ def _common_subsequence(captions: Captions, candidate: Numbers, reference: Numbe
     """LCS length of each pair of captions."""
     start = np.cumsum(captions.lengths) - captions.lengths
     length = captions.lengths[reference]
-    # Small types compare faster; 0, the border's number, is the padding.
+    # Small types compare faster; 0, the number of no word, is the padding.
     small = np.uint16 if len(captions.vocabulary) <= 1 << 16 else np.int32
-    words = np.append(captions.words, np.zeros(_WIDTHS[-1], dtype=np.int32)).astype(small)
+    words = np.append(captions.words, np.zeros(_WIDTHS[-1], dtype=np.int64)).astype(small)
     common = np.zeros(len(reference), dtype=np.int64)
     shorter = 0
     for width in _WIDTHS:
@@ -89,23 +90,23 @@ def _common_by_bits(
     rows = np.arange(int(lengths[reference].max(initial=0)))[:, np.newaxis]
     other = words[start[reference] + rows]
     other[rows >= lengths[reference]] = 0
+    bits = np.left_shift(unsigned.type(1), rows.astype(unsigned))
     length = lengths[candidate]
     zeros = np.full(len(candidate), np.iinfo(unsigned).max, dtype=unsigned)
     for place in range(int(length.max(initial=0))):
         # Candidates are sorted by length: the last ones still have a word at this place.
         live = int(np.searchsorted(length, place, side="right"))
         word = words[start[candidate[live:]] + place]
-        equal = np.zeros(len(word), dtype=unsigned)
-        for bit, row in enumerate(other):
-            equal |= (row[live:] == word).astype(unsigned) << unsigned.type(bit)
+        # Different bits: their sum is all of them.
+        equal = np.add.reduce((other[:, live:] == word) * bits, axis=0, dtype=unsigned)
         state = zeros[live:]
         matched = state & equal
         zeros[live:] = (state + matched) | (state - matched)
-    bits = np.unpackbits((~zeros).view(np.uint8).reshape(len(zeros), -1), axis=1)
-    return np.asarray(bits.sum(axis=1), dtype=np.int64)
+    found = np.unpackbits((~zeros).view(np.uint8).reshape(len(zeros), -1), axis=1)
+    return np.asarray(found.sum(axis=1), dtype=np.int64)
 
 
-def _common_of_one(candidate: NDArray[np.int32], reference: NDArray[np.int32]) -> int:
+def _common_of_one(candidate: Numbers, reference: Numbers) -> int:
     """LCS length of one pair of any length, with one long integer."""
     places: dict[int, int] = {}
     for place, word in enumerate(reference.tolist()):

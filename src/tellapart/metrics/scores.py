@@ -15,6 +15,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from typing import cast
 
 import numpy as np
@@ -26,7 +27,7 @@ from tellapart.metrics.cider import Cider, DocumentFrequencies
 from tellapart.metrics.diversity import ORACLE, candidate_scores, caption_diversity
 from tellapart.metrics.endings import bad_endings
 from tellapart.metrics.image_scores import ImageScores
-from tellapart.metrics.ngrams import Captions, ngram_rows, number_captions
+from tellapart.metrics.ngrams import Captions, count_ngrams, number_captions
 from tellapart.metrics.ptb import tokenize
 from tellapart.metrics.rouge import rouge_of, rouge_scores
 from tellapart.metrics.spice import spice_scores, why_no_spice
@@ -79,11 +80,13 @@ def evaluate(
     _check_ids(references, candidates)
     ids = list(candidates)
     said = _captions_per_image(candidates)
-    groups = [list(references[i]) for i in ids]
+    groups = [references[i] for i in ids]
     training = None if training_captions is None else list(training_captions)
     if not tokenized:
-        said = [tokenize(captions) for captions in said]
-        groups = [tokenize(group) for group in groups]
+        # All at once, which is faster than image by image.
+        tokens = iter(tokenize([caption for captions in (*said, *groups) for caption in captions]))
+        said = [list(islice(tokens, len(captions))) for captions in said]
+        groups = [list(islice(tokens, len(group))) for group in groups]
         training = None if training is None else tokenize(training)
     scores = Scores()
     first = [captions[0] for captions in said]
@@ -96,7 +99,7 @@ def evaluate(
 def _add_quality(
     scores: Scores,
     ids: Sequence[str],
-    groups: Sequence[list[str]],
+    groups: Sequence[Sequence[str]],
     first: Sequence[str],
     families: Sequence[str],
     frequencies: DocumentFrequencies | None,
@@ -152,7 +155,7 @@ def _add_quality(
 def _add_diversity(
     scores: Scores,
     ids: Sequence[str],
-    groups: Sequence[list[str]],
+    groups: Sequence[Sequence[str]],
     said: Sequence[list[str]],
     families: Sequence[str],
     frequencies: DocumentFrequencies | None,
@@ -191,16 +194,18 @@ def _by_ngrams(
         return None, None
     bleu = Bleu(captions) if "bleu" in families else None
     cider = Cider(captions, "cider-d", frequencies) if "cider" in families else None
-    for rows in ngram_rows(captions, repeated_only=frequencies is None):
+    for ngrams in count_ngrams(captions):
         if bleu is not None:
-            bleu.add(rows)
+            bleu.add(ngrams)
         if cider is not None:
-            cider.add(rows)
+            cider.add(ngrams)
     return None if bleu is None else bleu.scores(), None if cider is None else cider.scores()
 
 
 def _captions_per_image(candidates: Mapping[str, str | Sequence[str]]) -> list[list[str]]:
     """Each image's captions as a list; all of the same length, at least one."""
+    if {str}.issuperset(map(type, candidates.values())):
+        return [[one] for one in cast(Mapping[str, str], candidates).values()]
     said = [list(one) if isinstance(one, list | tuple) else [cast(str, one)] for one in candidates.values()]
     for i, captions in zip(candidates, said, strict=True):
         if not all(isinstance(caption, str) for caption in captions):
@@ -213,6 +218,11 @@ def _captions_per_image(candidates: Mapping[str, str | Sequence[str]]) -> list[l
                 "give the same number for every image"
             )
     return said
+
+
+def _all_text(groups: Iterable[Iterable[object]]) -> bool:
+    """Whether all are plain strings; much faster than to look for the one that is not."""
+    return {str}.issuperset(map(type, chain.from_iterable(groups)))
 
 
 def _known_families(metrics: Sequence[str] | None) -> Sequence[str]:
@@ -240,6 +250,12 @@ def _check_ids(references: Mapping[str, Sequence[str]], candidates: Mapping[str,
     if missing:
         # Scoring only the captioned images would make the test set easier.
         raise DataError(f"{_some(missing)} without a candidate; caption them or drop their references")
+    if (
+        not {str}.intersection(map(type, references.values()))
+        and all(references.values())
+        and _all_text(references.values())
+    ):
+        return
     for i, group in references.items():
         if isinstance(group, str):
             raise DataError(f"image id '{i}': references are one string; give a list of captions")

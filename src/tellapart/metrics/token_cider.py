@@ -17,7 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tellapart.metrics.cider import SIGMA, DocumentFrequencies
-from tellapart.metrics.ngrams import ORDERS, Numbers, ranges
+from tellapart.metrics.equal import Numbers
+from tellapart.metrics.ngrams import ORDERS, ranges
 from tellapart.metrics.pairwise import NgramVectors, ngram_vectors
 
 Scores = NDArray[np.float64]
