@@ -30,6 +30,21 @@ def test_additive_scores(shape: tuple[int, int, int, int], cached: int, monkeypa
     torch.testing.assert_close(one, other)
 
 
+@pytest.mark.parametrize("largest_key", [19.9, 20.1, 1000.0])
+def test_additive_scores_of_large_numbers(largest_key: float) -> None:
+    """No overflow, whatever the keys and queries are; sums near zero are exact."""
+    keys = torch.tensor([-largest_key, -1.0, 0.0, largest_key]).view(1, 4, 1).requires_grad_()
+    queries = (
+        torch.tensor([-1000.0, -largest_key, -45.0, 0.5, 45.0, largest_key, 1000.0]).view(1, 7, 1).requires_grad_()
+    )
+    score = torch.tensor([2.0], requires_grad=True)
+    found = additive_scores(keys, queries, score)
+    expected = torch.tanh(keys.mT + queries) * score
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    one, other = (torch.autograd.grad(values.sum(), (keys, queries, score)) for values in (found, expected))
+    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
 def test_recurrence() -> None:
     torch.manual_seed(0)
     sizes = [4, 4, 2, 1]

@@ -10,6 +10,9 @@ from torch.autograd.function import once_differentiable
 
 # Numbers worked on at once; they stay in the cache of a core.
 CACHED = 2**18
+# Keys of attention up to here have a tanh by way of exp, without overflow: exp(2k) is a normal number, and tanh(q + k)
+# is 1 or -1 for any query beyond twice as much.
+LARGEST_KEY = 20.0
 
 # Where a block is in [images, rows]: two slices.
 Block = tuple[slice, slice]
@@ -26,7 +29,8 @@ def additive_scores(keys: torch.Tensor, queries: torch.Tensor, score: torch.Tens
     Returns:
         `[images, rows, regions]`.
     """
-    if keys.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
+    plain = keys.dtype in (torch.float32, torch.float64) and keys.device.type == "cpu"
+    if not plain or torch.is_autocast_enabled("cpu") or not _are_small(keys.detach()):
         return torch.tanh(keys[:, None] + queries[:, :, None]) @ score
     kept = torch.is_grad_enabled() and any(one.requires_grad for one in (keys, queries, score))
     found: torch.Tensor = _AdditiveScores.apply(keys, queries, score, kept)  # type: ignore[no-untyped-call]
@@ -34,9 +38,11 @@ def additive_scores(keys: torch.Tensor, queries: torch.Tensor, score: torch.Tens
 
 
 class _AdditiveScores(torch.autograd.Function):
-    """The table `[images, rows, regions, attention]` of tanh is passed over while a part of it is in the cache.
+    """tanh(k + q) = 1 - 2u with u = 1 / (1 + exp(2k) exp(2q)): a division for each row and region instead of a tanh.
 
-    It is kept for the gradient, and is the only one of its size; without a gradient there is none.
+    Keys and queries have their exp apart, and they are few. The table of u, `[images, rows, regions, attention]`, is
+    passed over while a part of it is in the cache. It is kept for the gradient, and is the only one of its size;
+    without a gradient there is none.
     """
 
     @staticmethod
@@ -45,30 +51,38 @@ class _AdditiveScores(torch.autograd.Function):
         regions = keys.shape[1]
         found = keys.new_empty(images, rows, regions)
         table = keys.new_empty((images, rows, regions, attention) if kept else 0)
-        for one, some in _blocks(images, rows, regions * attention):
-            place = table[one, some] if kept else None
-            seen = torch.add(keys[one, None], queries[one, some, None], out=place)
-            found[one, some] = seen.tanh_() @ score
+        of_keys = (2 * keys).exp_()
+        of_queries = (2 * queries).clamp_(-4 * LARGEST_KEY, 4 * LARGEST_KEY).exp_()
+        one = keys.new_ones(())
+        for image, some in _blocks(images, rows, regions * attention):
+            place = table[image, some] if kept else None
+            sums = torch.addcmul(one, of_keys[image, None], of_queries[image, some, None], out=place)
+            found[image, some] = sums.reciprocal_() @ score
         if kept:
             ctx.save_for_backward(table, score)
-        return found
+        return found.mul_(-2).add_(score.sum())
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        # d tanh(x) = 1 - tanh(x)²; the 1 is summed apart, so that only the square runs over the table.
+        # d tanh = 1 - tanh² = 4 (u - u²)
         table, score = ctx.saved_tensors
         images, rows, regions, attention = table.shape
-        of_keys = gradient.sum(dim=1)[..., None].repeat(1, 1, attention)
-        of_queries = gradient.sum(dim=2)[..., None].repeat(1, 1, attention)
-        of_score = torch.zeros_like(score)
-        for one, some in _blocks(images, rows, regions * attention):
-            seen, given = table[one, some], gradient[one, some].contiguous()
-            of_score.addmv_(seen.view(-1, attention).t(), given.view(-1))
-            squares = torch.square(seen).mul_(given[..., None])
-            of_keys[one] -= squares.sum(dim=1)
-            of_queries[one, some] -= squares.sum(dim=2)
-        return of_keys.mul_(score), of_queries.mul_(score), of_score, None
+        of_keys, of_queries = table.new_zeros(images, regions, attention), table.new_empty(images, rows, attention)
+        of_score = gradient.sum().repeat(attention)
+        for image, some in _blocks(images, rows, regions * attention):
+            shares, given = table[image, some], gradient[image, some].contiguous()
+            of_score.addmv_(shares.view(-1, attention).t(), given.view(-1), alpha=-2)
+            slopes = torch.addcmul(shares, shares, shares, value=-1).mul_(given[..., None])
+            of_keys[image] += slopes.sum(dim=1)
+            torch.sum(slopes, dim=2, out=of_queries[image, some])
+        factor = 4 * score
+        return of_keys.mul_(factor), of_queries.mul_(factor), of_score, None
+
+
+def _are_small(keys: torch.Tensor) -> bool:
+    """Whether no key is larger than `LARGEST_KEY`, or NaN."""
+    return not keys.numel() or bool(max(-keys.min(), keys.max()) <= LARGEST_KEY)
 
 
 def _blocks(images: int, rows: int, size: int) -> Iterator[Block]:
