@@ -32,8 +32,7 @@ def additive_scores(keys: torch.Tensor, queries: torch.Tensor, score: torch.Tens
     plain = keys.dtype in (torch.float32, torch.float64) and keys.device.type == "cpu"
     if not plain or torch.is_autocast_enabled("cpu") or not _are_small(keys.detach()):
         return torch.tanh(keys[:, None] + queries[:, :, None]) @ score
-    kept = torch.is_grad_enabled() and any(one.requires_grad for one in (keys, queries, score))
-    found: torch.Tensor = _AdditiveScores.apply(keys, queries, score, kept)  # type: ignore[no-untyped-call]
+    found: torch.Tensor = _AdditiveScores.apply(keys, queries, score)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -41,43 +40,45 @@ class _AdditiveScores(torch.autograd.Function):
     """tanh(k + q) = 1 - 2u with u = 1 / (1 + exp(2k) exp(2q)): a division for each row and region instead of a tanh.
 
     Keys and queries have their exp apart, and they are few. The table of u, `[images, rows, regions, attention]`, is
-    passed over while a part of it is in the cache. It is kept for the gradient, and is the only one of its size;
-    without a gradient there is none.
+    only ever there in parts that fit in the cache: to compute it again for the gradient costs less than to keep it.
     """
 
     @staticmethod
-    def forward(ctx: Any, keys: torch.Tensor, queries: torch.Tensor, score: torch.Tensor, kept: bool) -> torch.Tensor:
-        images, rows, attention = queries.shape
-        regions = keys.shape[1]
-        found = keys.new_empty(images, rows, regions)
-        table = keys.new_empty((images, rows, regions, attention) if kept else 0)
-        of_keys = (2 * keys).exp_()
-        of_queries = (2 * queries).clamp_(-4 * LARGEST_KEY, 4 * LARGEST_KEY).exp_()
-        one = keys.new_ones(())
-        for image, some in _blocks(images, rows, regions * attention):
-            place = table[image, some] if kept else None
-            sums = torch.addcmul(one, of_keys[image, None], of_queries[image, some, None], out=place)
-            found[image, some] = sums.reciprocal_() @ score
-        if kept:
-            ctx.save_for_backward(table, score)
+    def forward(ctx: Any, keys: torch.Tensor, queries: torch.Tensor, score: torch.Tensor) -> torch.Tensor:
+        grown_keys = (2 * keys).exp_()
+        grown_queries = (2 * queries).clamp_(-4 * LARGEST_KEY, 4 * LARGEST_KEY).exp_()
+        found = keys.new_empty(*queries.shape[:2], keys.shape[1])
+        for image, some, shares in _shares(grown_keys, grown_queries):
+            found[image, some] = shares @ score
+        ctx.save_for_backward(grown_keys, grown_queries, score)
         return found.mul_(-2).add_(score.sum())
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, ...]:
         # d tanh = 1 - tanh² = 4 (u - u²)
-        table, score = ctx.saved_tensors
-        images, rows, regions, attention = table.shape
-        of_keys, of_queries = table.new_zeros(images, regions, attention), table.new_empty(images, rows, attention)
-        of_score = gradient.sum().repeat(attention)
-        for image, some in _blocks(images, rows, regions * attention):
-            shares, given = table[image, some], gradient[image, some].contiguous()
-            of_score.addmv_(shares.view(-1, attention).t(), given.view(-1), alpha=-2)
-            slopes = torch.addcmul(shares, shares, shares, value=-1).mul_(given[..., None])
+        grown_keys, grown_queries, score = ctx.saved_tensors
+        of_keys, of_queries = torch.zeros_like(grown_keys), torch.empty_like(grown_queries)
+        of_score = gradient.sum().repeat(len(score))
+        for image, some, shares in _shares(grown_keys, grown_queries):
+            given = gradient[image, some].contiguous()
+            of_score.addmv_(shares.view(-1, len(score)).t(), given.view(-1), alpha=-2)
+            slopes = shares.addcmul_(shares, shares, value=-1).mul_(given[..., None])
             of_keys[image] += slopes.sum(dim=1)
             torch.sum(slopes, dim=2, out=of_queries[image, some])
-        factor = 4 * score
-        return of_keys.mul_(factor), of_queries.mul_(factor), of_score, None
+        return of_keys.mul_(4 * score), of_queries.mul_(4 * score), of_score
+
+
+def _shares(grown_keys: torch.Tensor, grown_queries: torch.Tensor) -> Iterator[tuple[slice, slice, torch.Tensor]]:
+    """u in blocks: which images, which rows, and `[images, rows, regions, attention]`, overwritten by the next."""
+    (images, rows, attention), regions = grown_queries.shape, grown_keys.shape[1]
+    one, scratch = grown_keys.new_ones(()), grown_keys.new_empty(0)
+    for image, some in _blocks(images, rows, regions * attention):
+        keys, queries = grown_keys[image, None], grown_queries[image, some, None]
+        if not scratch.numel():
+            scratch = grown_keys.new_empty(len(queries), queries.shape[1], regions, attention)
+        sums = torch.addcmul(one, keys, queries, out=scratch[: len(queries), : queries.shape[1]])
+        yield image, some, sums.reciprocal_()
 
 
 def _are_small(keys: torch.Tensor) -> bool:
