@@ -103,27 +103,18 @@ class _LogProb(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        # d ln p / d z_v = [v = w] - exp(z_v - max z) / Σ exp(z - max z)
+        # d ln p / d z_v = [v = w] - exp(z_v - max z) / Σ exp(z - max z). The table is used as it is: the factors of its
+        # rows go to the other side of the products, and the words themselves are added apart.
         hidden, weight, words, table, total = ctx.saved_tensors
-        blocks = _blocks(len(hidden))
         of_hidden, of_weight, of_bias = None, None, None
+        share = (gradient / total)[:, None]
         if ctx.needs_input_grad[0]:
-            of_hidden = torch.empty_like(hidden)
+            of_hidden = (table @ weight).mul_(-share).addcmul_(gradient[:, None], weight[words])
         if ctx.needs_input_grad[1]:
-            of_weight = torch.zeros_like(weight)
+            of_weight = table.t() @ (hidden * -share)
+            of_weight.index_add_(0, words, hidden * gradient[:, None])
         if ctx.needs_input_grad[2]:
-            of_bias = weight.new_zeros(len(weight))
-        scratch = _table(hidden, max(map(len, blocks), default=0), len(weight))
-        for block in blocks:
-            here = slice(block.start, block.stop)
-            of_scores = torch.mul(table[here], (-gradient[here] / total[here])[:, None], out=scratch[: len(block)])
-            of_scores[torch.arange(len(block)), words[here]] += gradient[here]
-            if of_hidden is not None:
-                torch.mm(of_scores, weight, out=of_hidden[here])
-            if of_weight is not None:
-                of_weight.addmm_(of_scores.t(), hidden[here], beta=float(block.start > 0))
-            if of_bias is not None:
-                of_bias += of_scores.sum(dim=0)
+            of_bias = (table.t() @ -share).squeeze(1).index_add_(0, words, gradient)
         return of_hidden, of_weight, of_bias, None, None
 
 
