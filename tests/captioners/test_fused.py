@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from tellapart.captioners import fused
 from tellapart.captioners.fused import Recurrence, additive_scores
@@ -48,14 +49,15 @@ def test_additive_scores_of_large_numbers(largest_key: float) -> None:
 def test_recurrence() -> None:
     torch.manual_seed(0)
     sizes = [4, 4, 2, 1]
-    given = [torch.randn(size, dtype=torch.float64, requires_grad=True) for size in ((11, 3), (3, 3), (4, 3))]
-    biases, weight, start = given
+    biases, start = (torch.randn(size, 3, dtype=torch.float64, requires_grad=True) for size in (11, 4))
+    layer = nn.Linear(3, 3, bias=False, dtype=torch.float64)
+    given = [biases, layer.weight, start]
 
     def run(late: bool) -> torch.Tensor:
-        layer, steps, state, total = Recurrence(biases, weight, sizes), iter(biases.split(sizes)), start, start.sum()
+        layers, steps, state, total = Recurrence(biases, layer, sizes), iter(biases.split(sizes)), start, start.sum()
         for rows in sizes:
             before = state[:rows]
-            state = torch.tanh(layer(before) if late else next(steps) + before @ weight.t())
+            state = torch.tanh(layers(before) if late else next(steps) + before @ layer.weight.t())
             total = total + (state**2).sum()
         return total
 
@@ -65,6 +67,6 @@ def test_recurrence() -> None:
 
 
 def test_recurrence_of_a_frozen_weight_keeps_nothing() -> None:
-    layer = Recurrence(torch.zeros(2, 3, requires_grad=True), torch.randn(3, 3), [2])
+    layer = Recurrence(torch.zeros(2, 3, requires_grad=True), nn.Linear(3, 3).requires_grad_(False), [2])
     layer(torch.ones(2, 3)).sum().backward()
     assert layer.inputs == []

@@ -18,6 +18,7 @@ from tellapart.captioners.base import (
     words_before,
 )
 from tellapart.captioners.fused import Recurrence, additive_scores
+from tellapart.captioners.packed import Linear
 from tellapart.captioners.recurrent import Packing, RecurrentCaptioner, RegionMemory, initialise_gates
 from tellapart.captioners.words import WordLogits
 from tellapart.encoders.base import EncoderIdentity
@@ -78,17 +79,17 @@ class AdaptiveAttention(RecurrentCaptioner):
         super().__init__(settings, vocabulary, encoder)
         width, embedding, attention = settings.hidden, settings.embedding, settings.attention
         self.normalise = PictureNorm(encoder.width, settings.picture_dropout)
-        self.region = nn.Linear(encoder.width, width)
-        self.whole = nn.Linear(encoder.width, embedding)
+        self.region = Linear(encoder.width, width)
+        self.whole = Linear(encoder.width, embedding)
         self.word = nn.Embedding(len(vocabulary), embedding)
         # Inputs of five gates (input, forget, output, sentinel, candidate), one product for each source.
-        self.gates_from_word = nn.Linear(embedding, 5 * width)
-        self.gates_from_whole = nn.Linear(embedding, 5 * width, bias=False)
-        self.gates_from_hidden = nn.Linear(width, 5 * width, bias=False)
-        self.key_of_region = nn.Linear(width, attention)
-        self.key_of_sentinel = nn.Linear(width, attention)
-        self.query = nn.Linear(width, attention, bias=False)
-        self.score = nn.Linear(attention, 1, bias=False)
+        self.gates_from_word = Linear(embedding, 5 * width)
+        self.gates_from_whole = Linear(embedding, 5 * width, bias=False)
+        self.gates_from_hidden = Linear(width, 5 * width, bias=False)
+        self.key_of_region = Linear(width, attention)
+        self.key_of_sentinel = Linear(width, attention)
+        self.query = Linear(width, attention, bias=False)
+        self.score = Linear(attention, 1, bias=False)
         self.dropout = nn.Dropout(settings.dropout)
         self.predict = WordLogits(width, vocabulary)
         nn.init.normal_(self.word.weight, std=0.5)
@@ -138,7 +139,7 @@ class AdaptiveAttention(RecurrentCaptioner):
         hidden = cell = inputs.new_zeros(len(tokens), self.settings.hidden)
         hiddens, sentinels = [], []
         sizes = packing.sizes()
-        gates = Recurrence(inputs, self.gates_from_hidden.weight, sizes)
+        gates = Recurrence(inputs, self.gates_from_hidden, sizes)
         for now in sizes:
             hidden, cell, sentinel = self._cell(gates(hidden[:now]), cell[:now])
             hiddens.append(hidden)

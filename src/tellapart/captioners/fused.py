@@ -6,7 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import nn
 from torch.autograd.function import once_differentiable
+
+from tellapart.captioners.packed import product
 
 # Numbers worked on at once; they stay in the cache of a core.
 CACHED = 2**18
@@ -104,29 +107,30 @@ class Recurrence:
 
     Args:
         biases: b of all steps, `[all rows, out]`.
-        weight: W, `[out, in]`.
+        layer: has W as its weight, `[out, in]`; its bias is not used.
         sizes: rows of each step, in order.
 
     Example:
-        >>> weight = torch.ones(1, 2, requires_grad=True)
-        >>> layer = Recurrence(torch.zeros(3, 1), weight, [2, 1])
-        >>> (layer(torch.ones(2, 2)).sum() + layer(torch.full((1, 2), 5.0)).sum()).backward()
-        >>> weight.grad
+        >>> layer = nn.Linear(2, 1)
+        >>> steps = Recurrence(torch.zeros(3, 1), layer, [2, 1])
+        >>> (steps(torch.ones(2, 2)).sum() + steps(torch.full((1, 2), 5.0)).sum()).backward()
+        >>> layer.weight.grad
         tensor([[7., 7.]])
     """
 
-    def __init__(self, biases: torch.Tensor, weight: torch.Tensor, sizes: list[int]) -> None:
+    def __init__(self, biases: torch.Tensor, layer: nn.Linear, sizes: list[int]) -> None:
         self.inputs: list[torch.Tensor] = []
-        late: torch.Tensor = _LateGradient.apply(biases, weight, self.inputs)  # type: ignore[no-untyped-call]
+        late: torch.Tensor = _LateGradient.apply(biases, layer.weight, self.inputs)  # type: ignore[no-untyped-call]
         self.steps = iter(torch.split(late, sizes))
-        self.weight = weight.detach().t()
-        self.kept = torch.is_grad_enabled() and weight.requires_grad
+        self.layer = layer
 
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
         """z of the next step from x, `[rows, in]`."""
-        if self.kept:
+        if not torch.is_grad_enabled():
+            return product(self.layer, inputs).add_(next(self.steps))
+        if self.layer.weight.requires_grad:
             self.inputs.append(inputs.detach())
-        return torch.addmm(next(self.steps), inputs, self.weight)
+        return torch.addmm(next(self.steps), inputs, self.layer.weight.detach().t())
 
 
 class _LateGradient(torch.autograd.Function):

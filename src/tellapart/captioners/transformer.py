@@ -21,6 +21,7 @@ from tellapart.captioners.base import (
     at_tokens,
     words_before,
 )
+from tellapart.captioners.packed import Linear
 from tellapart.captioners.words import WordLogits
 from tellapart.encoders.base import EncoderIdentity
 from tellapart.settings import MAX_WIDTH
@@ -67,10 +68,10 @@ class Attention(nn.Module):
         super().__init__()
         self.heads = heads
         self.dropout = dropout
-        self.query = nn.Linear(width, width)
-        self.key = nn.Linear(width, width)
-        self.value = nn.Linear(width, width)
-        self.mix = nn.Linear(width, width)
+        self.query = Linear(width, width)
+        self.key = Linear(width, width)
+        self.value = Linear(width, width)
+        self.mix = Linear(width, width)
         self.slot_keys: nn.Parameter | None = None
         self.slot_values: nn.Parameter | None = None
         if slots:
@@ -160,10 +161,10 @@ class SubLayer(nn.Module):
 
 def feed_forward(settings: TransformerSettings) -> nn.Sequential:
     return nn.Sequential(
-        nn.Linear(settings.width, settings.feedforward),
+        Linear(settings.width, settings.feedforward),
         nn.ReLU(),
         nn.Dropout(settings.dropout),
-        nn.Linear(settings.feedforward, settings.width),
+        Linear(settings.feedforward, settings.width),
     )
 
 
@@ -239,7 +240,7 @@ class MeshedDecoderLayer(DecoderLayer):
 
     def __init__(self, settings: TransformerSettings) -> None:
         super().__init__(settings)
-        self.gates = nn.ModuleList(nn.Linear(2 * settings.width, settings.width) for _ in range(settings.layers))
+        self.gates = nn.ModuleList(Linear(2 * settings.width, settings.width) for _ in range(settings.layers))
 
     def image_keys_and_values(self, layers: Sequence[torch.Tensor]) -> list[KeysAndValues]:
         return [self.look.keys_and_values(layer) for layer in layers]
@@ -305,7 +306,7 @@ class Transformer(Captioner):
     def __init__(self, settings: TransformerSettings, vocabulary: Vocabulary, encoder: EncoderIdentity) -> None:
         super().__init__(settings, vocabulary, encoder)
         self.normalise = PictureNorm(encoder.width, settings.picture_dropout)
-        self.region = nn.Linear(encoder.width, settings.width)
+        self.region = Linear(encoder.width, settings.width)
         self.normalise_region = nn.LayerNorm(settings.width)
         self.encoder_layers = self._encoder_layers(settings)
         self.word = nn.Embedding(len(vocabulary), settings.width)
