@@ -82,7 +82,8 @@ def _multiply(inputs: torch.Tensor, blocks: torch.Tensor, bias: torch.Tensor | N
 @functools.cache
 def _have_blocks() -> bool:
     """Whether torch has these operators, which are its own, and they do what is expected."""
-    if platform.machine() not in ("x86_64", "AMD64") or not torch.backends.mkldnn.is_available():
+    have = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    if not have or platform.machine() not in ("x86_64", "AMD64"):
         return False
     inputs, weight, bias = torch.arange(6.0).view(2, 3), torch.arange(12.0).view(4, 3), torch.arange(4.0)
     try:
