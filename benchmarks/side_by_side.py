@@ -1,8 +1,8 @@
 """Shared by the benchmarks of speed: CPU times in alternating rounds, the bare cost of a run, and its row of a table.
 
 The bare cost is what the matrix products of a run take alone: each shape as often as the run has it. Plain products go
-into memory that is there already and starts its rows at cache lines; those with weights in blocks (`captioners/packed.py`)
-have weights that are in blocks already.
+into memory that is there already and starts its rows at cache lines; those with weights in blocks
+(`captioners/packed.py`) have weights that are in blocks already.
 """
 
 from __future__ import annotations
