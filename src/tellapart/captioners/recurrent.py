@@ -55,7 +55,7 @@ class Packing:
 
     def by_row(self, values: torch.Tensor) -> torch.Tensor:
         """Values of real tokens, from time order to row order."""
-        return values[self.back]
+        return values.index_select(0, self.back)
 
 
 @dataclass(frozen=True)
