@@ -135,7 +135,7 @@ class AdaptiveAttention(RecurrentCaptioner):
         packing = Packing.of(tokens)
         image_of_token = packing.of_row(image_of_row)
         words = self.dropout(functional.relu(self.word(packing.by_time(words_before(tokens)))))
-        inputs = self.gates_from_word(words) + memory.gates.index_select(0, image_of_token)
+        inputs = self.gates_from_word(words).add_(memory.gates.index_select(0, image_of_token))
         hidden = cell = inputs.new_zeros(len(tokens), self.settings.hidden)
         hiddens, sentinels = [], []
         sizes = packing.sizes()

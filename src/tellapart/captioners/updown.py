@@ -137,7 +137,7 @@ class UpDown(RecurrentCaptioner):
         """Teacher forcing over real tokens only: hidden states of both LSTMs and attention weights, row by row."""
         packing = Packing.of(tokens)
         words = self.dropout(self.word(packing.by_time(words_before(tokens))))
-        inputs = self.gates_from_word(words) + memory.gates.index_select(0, packing.of_row(image_of_row))
+        inputs = self.gates_from_word(words).add_(memory.gates.index_select(0, packing.of_row(image_of_row)))
         state = self.start(memory, image_of_row[packing.order])
         grouping = Grouping.of(state.image_of_row, len(memory.regions))
         steps, sizes = [], packing.sizes()

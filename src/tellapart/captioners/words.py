@@ -90,8 +90,9 @@ class _LogProb(torch.autograd.Function):
         ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, words: torch.Tensor
     ) -> torch.Tensor:
         table = _table(hidden, len(hidden), len(weight))
-        torch.addmm(bias, hidden, weight.t(), out=table)
-        found, total = _log_prob(table, words)
+        blocks = zip(*(torch.split(values, PRODUCT_ROWS) for values in (table, hidden, words)), strict=True)
+        parts = [_log_prob(torch.addmm(bias, some, weight.t(), out=place), said) for place, some, said in blocks]
+        found, total = map(torch.cat, zip(*parts, strict=True))
         ctx.save_for_backward(hidden, weight, words, table, total)
         return found
 
