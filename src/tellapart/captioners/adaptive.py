@@ -103,6 +103,11 @@ class AdaptiveAttention(RecurrentCaptioner):
         whole = self.dropout(functional.relu(self.whole(features.mean(dim=1))))
         return RegionMemory(regions, self.key_of_region(regions), self.gates_from_whole(whole))
 
+    def _gates_of(self, words: torch.Tensor) -> torch.Tensor:
+        """The words' part of the gate inputs."""
+        gates: torch.Tensor = self.gates_from_word(self.dropout(functional.relu(self.word(words))))
+        return gates
+
     def _cell(self, gates: torch.Tensor, cell: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """New hidden state, cell and sentinel from the summed inputs of the five gates."""
         width = self.settings.hidden
@@ -134,8 +139,8 @@ class AdaptiveAttention(RecurrentCaptioner):
         """Teacher forcing over real tokens only: hidden states and attention weights, row by row."""
         packing = Packing.of(tokens)
         image_of_token = packing.of_row(image_of_row)
-        words = self.dropout(functional.relu(self.word(packing.by_time(words_before(tokens)))))
-        inputs = self.gates_from_word(words).add_(memory.gates.index_select(0, image_of_token))
+        words = packing.by_time(words_before(tokens))
+        inputs = self.of_words(self._gates_of, words).add_(memory.gates.index_select(0, image_of_token))
         hidden = cell = inputs.new_zeros(len(tokens), self.settings.hidden)
         hiddens, sentinels = [], []
         sizes = packing.sizes()
@@ -157,8 +162,7 @@ class AdaptiveAttention(RecurrentCaptioner):
         return AdaptiveState(memory, image_of_row, zero, zero)
 
     def step(self, state: AdaptiveState, token: torch.Tensor) -> tuple[torch.Tensor, AdaptiveState]:
-        words = self.dropout(functional.relu(self.word(token)))
-        gates = self.gates_from_word(words) + state.memory.gates[state.image_of_row]
+        gates = self.of_words(self._gates_of, token) + state.memory.gates[state.image_of_row]
         hidden, cell, sentinel = self._cell(gates + self.gates_from_hidden(state.hidden), state.cell)
         context, _ = self._attend(state.memory, state.image_of_row, hidden, sentinel)
         log_probs = self.log_probs(context)

@@ -102,6 +102,11 @@ class UpDown(RecurrentCaptioner):
         regions = self.dropout(functional.relu(self.region(self.normalise(features))))
         return RegionMemory(regions, self.key(regions), self.gates_from_mean(regions.mean(dim=1)))
 
+    def _gates_of(self, words: torch.Tensor) -> torch.Tensor:
+        """The words' part of the gate inputs."""
+        gates: torch.Tensor = self.gates_from_word(self.dropout(self.word(words)))
+        return gates
+
     def _cell(self, gates: torch.Tensor, cell: torch.Tensor) -> LstmState:
         width = self.settings.hidden
         take, keep, show = gates[:, : 3 * width].sigmoid().chunk(3, dim=1)
@@ -136,8 +141,8 @@ class UpDown(RecurrentCaptioner):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Teacher forcing over real tokens only: hidden states of both LSTMs and attention weights, row by row."""
         packing = Packing.of(tokens)
-        words = self.dropout(self.word(packing.by_time(words_before(tokens))))
-        inputs = self.gates_from_word(words).add_(memory.gates.index_select(0, packing.of_row(image_of_row)))
+        words = packing.by_time(words_before(tokens))
+        inputs = self.of_words(self._gates_of, words).add_(memory.gates.index_select(0, packing.of_row(image_of_row)))
         state = self.start(memory, image_of_row[packing.order])
         grouping = Grouping.of(state.image_of_row, len(memory.regions))
         steps, sizes = [], packing.sizes()
@@ -163,7 +168,7 @@ class UpDown(RecurrentCaptioner):
         return UpDownState(memory, image_of_row, (zero, zero), (zero, zero))
 
     def step(self, state: UpDownState, token: torch.Tensor) -> tuple[torch.Tensor, UpDownState]:
-        inputs = self.gates_from_word(self.dropout(self.word(token))) + state.memory.gates[state.image_of_row]
+        inputs = self.of_words(self._gates_of, token) + state.memory.gates[state.image_of_row]
         grouping = Grouping.of(state.image_of_row, len(state.memory.regions))
         layers = (lambda states: inputs + self.gates_from_states(states), self.query, self.language_gates)
         state, _ = self._advance(state, len(token), grouping, layers)
