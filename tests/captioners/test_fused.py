@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from tellapart.captioners import fused
 from tellapart.captioners.fused import Recurrence, additive_scores
@@ -30,17 +31,33 @@ def test_additive_scores(shape: tuple[int, int, int, int], cached: int, monkeypa
     torch.testing.assert_close(one, other)
 
 
+@pytest.mark.parametrize("largest_key", [19.9, 20.1, 1000.0])
+def test_additive_scores_of_large_numbers(largest_key: float) -> None:
+    """No overflow, whatever the keys and queries are; sums near zero are exact."""
+    keys = torch.tensor([-largest_key, -1.0, 0.0, largest_key]).view(1, 4, 1).requires_grad_()
+    queries = (
+        torch.tensor([-1000.0, -largest_key, -45.0, 0.5, 45.0, largest_key, 1000.0]).view(1, 7, 1).requires_grad_()
+    )
+    score = torch.tensor([2.0], requires_grad=True)
+    found = additive_scores(keys, queries, score)
+    expected = torch.tanh(keys.mT + queries) * score
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    one, other = (torch.autograd.grad(values.sum(), (keys, queries, score)) for values in (found, expected))
+    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
 def test_recurrence() -> None:
     torch.manual_seed(0)
     sizes = [4, 4, 2, 1]
-    given = [torch.randn(size, dtype=torch.float64, requires_grad=True) for size in ((11, 3), (3, 3), (4, 3))]
-    biases, weight, start = given
+    biases, start = (torch.randn(size, 3, dtype=torch.float64, requires_grad=True) for size in (11, 4))
+    layer = nn.Linear(3, 3, bias=False, dtype=torch.float64)
+    given = [biases, layer.weight, start]
 
     def run(late: bool) -> torch.Tensor:
-        layer, steps, state, total = Recurrence(biases, weight, sizes), iter(biases.split(sizes)), start, start.sum()
+        layers, steps, state, total = Recurrence(biases, layer, sizes), iter(biases.split(sizes)), start, start.sum()
         for rows in sizes:
             before = state[:rows]
-            state = torch.tanh(layer(before) if late else next(steps) + before @ weight.t())
+            state = torch.tanh(layers(before) if late else next(steps) + before @ layer.weight.t())
             total = total + (state**2).sum()
         return total
 
@@ -50,6 +67,6 @@ def test_recurrence() -> None:
 
 
 def test_recurrence_of_a_frozen_weight_keeps_nothing() -> None:
-    layer = Recurrence(torch.zeros(2, 3, requires_grad=True), torch.randn(3, 3), [2])
+    layer = Recurrence(torch.zeros(2, 3, requires_grad=True), nn.Linear(3, 3).requires_grad_(False), [2])
     layer(torch.ones(2, 3)).sum().backward()
     assert layer.inputs == []

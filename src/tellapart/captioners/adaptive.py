@@ -18,6 +18,7 @@ from tellapart.captioners.base import (
     words_before,
 )
 from tellapart.captioners.fused import Recurrence, additive_scores
+from tellapart.captioners.packed import Linear
 from tellapart.captioners.recurrent import Packing, RecurrentCaptioner, RegionMemory, initialise_gates
 from tellapart.captioners.words import WordLogits
 from tellapart.encoders.base import EncoderIdentity
@@ -78,17 +79,17 @@ class AdaptiveAttention(RecurrentCaptioner):
         super().__init__(settings, vocabulary, encoder)
         width, embedding, attention = settings.hidden, settings.embedding, settings.attention
         self.normalise = PictureNorm(encoder.width, settings.picture_dropout)
-        self.region = nn.Linear(encoder.width, width)
-        self.whole = nn.Linear(encoder.width, embedding)
+        self.region = Linear(encoder.width, width)
+        self.whole = Linear(encoder.width, embedding)
         self.word = nn.Embedding(len(vocabulary), embedding)
         # Inputs of five gates (input, forget, output, sentinel, candidate), one product for each source.
-        self.gates_from_word = nn.Linear(embedding, 5 * width)
-        self.gates_from_whole = nn.Linear(embedding, 5 * width, bias=False)
-        self.gates_from_hidden = nn.Linear(width, 5 * width, bias=False)
-        self.key_of_region = nn.Linear(width, attention)
-        self.key_of_sentinel = nn.Linear(width, attention)
-        self.query = nn.Linear(width, attention, bias=False)
-        self.score = nn.Linear(attention, 1, bias=False)
+        self.gates_from_word = Linear(embedding, 5 * width)
+        self.gates_from_whole = Linear(embedding, 5 * width, bias=False)
+        self.gates_from_hidden = Linear(width, 5 * width, bias=False)
+        self.key_of_region = Linear(width, attention)
+        self.key_of_sentinel = Linear(width, attention)
+        self.query = Linear(width, attention, bias=False)
+        self.score = Linear(attention, 1, bias=False)
         self.dropout = nn.Dropout(settings.dropout)
         self.predict = WordLogits(width, vocabulary)
         nn.init.normal_(self.word.weight, std=0.5)
@@ -101,6 +102,11 @@ class AdaptiveAttention(RecurrentCaptioner):
         regions = self.dropout(functional.relu(self.region(features)))
         whole = self.dropout(functional.relu(self.whole(features.mean(dim=1))))
         return RegionMemory(regions, self.key_of_region(regions), self.gates_from_whole(whole))
+
+    def _gates_of(self, words: torch.Tensor) -> torch.Tensor:
+        """The words' part of the gate inputs."""
+        gates: torch.Tensor = self.gates_from_word(self.dropout(functional.relu(self.word(words))))
+        return gates
 
     def _cell(self, gates: torch.Tensor, cell: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """New hidden state, cell and sentinel from the summed inputs of the five gates."""
@@ -133,12 +139,12 @@ class AdaptiveAttention(RecurrentCaptioner):
         """Teacher forcing over real tokens only: hidden states and attention weights, row by row."""
         packing = Packing.of(tokens)
         image_of_token = packing.of_row(image_of_row)
-        words = self.dropout(functional.relu(self.word(packing.by_time(words_before(tokens)))))
-        inputs = self.gates_from_word(words) + memory.gates[image_of_token]
+        words = packing.by_time(words_before(tokens))
+        inputs = self.of_words(self._gates_of, words).add_(memory.gates.index_select(0, image_of_token))
         hidden = cell = inputs.new_zeros(len(tokens), self.settings.hidden)
         hiddens, sentinels = [], []
         sizes = packing.sizes()
-        gates = Recurrence(inputs, self.gates_from_hidden.weight, sizes)
+        gates = Recurrence(inputs, self.gates_from_hidden, sizes)
         for now in sizes:
             hidden, cell, sentinel = self._cell(gates(hidden[:now]), cell[:now])
             hiddens.append(hidden)
@@ -156,8 +162,7 @@ class AdaptiveAttention(RecurrentCaptioner):
         return AdaptiveState(memory, image_of_row, zero, zero)
 
     def step(self, state: AdaptiveState, token: torch.Tensor) -> tuple[torch.Tensor, AdaptiveState]:
-        words = self.dropout(functional.relu(self.word(token)))
-        gates = self.gates_from_word(words) + state.memory.gates[state.image_of_row]
+        gates = self.of_words(self._gates_of, token) + state.memory.gates[state.image_of_row]
         hidden, cell, sentinel = self._cell(gates + self.gates_from_hidden(state.hidden), state.cell)
         context, _ = self._attend(state.memory, state.image_of_row, hidden, sentinel)
         log_probs = self.log_probs(context)

@@ -231,4 +231,4 @@ class Grouping:
     def ungroup(self, grouped: torch.Tensor) -> torch.Tensor:
         """`[images, size * n, width]` -> `[rows, n, width]`."""
         length = grouped.shape[1] // self.size
-        return grouped.reshape(self.images * self.size, length, grouped.shape[-1])[self.place]
+        return grouped.reshape(self.images * self.size, length, grouped.shape[-1]).index_select(0, self.place)

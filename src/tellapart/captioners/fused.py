@@ -6,10 +6,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch import nn
 from torch.autograd.function import once_differentiable
+
+from tellapart.captioners.packed import product
 
 # Numbers worked on at once; they stay in the cache of a core.
 CACHED = 2**18
+# Keys of attention up to here have a tanh by way of exp, without overflow: exp(2k) is a normal number, and tanh(q + k)
+# is 1 or -1 for any query beyond twice as much.
+LARGEST_KEY = 20.0
 
 # Where a block is in [images, rows]: two slices.
 Block = tuple[slice, slice]
@@ -26,49 +32,61 @@ def additive_scores(keys: torch.Tensor, queries: torch.Tensor, score: torch.Tens
     Returns:
         `[images, rows, regions]`.
     """
-    if keys.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
+    plain = keys.dtype in (torch.float32, torch.float64) and keys.device.type == "cpu"
+    if not plain or torch.is_autocast_enabled("cpu") or not _are_small(keys.detach()):
         return torch.tanh(keys[:, None] + queries[:, :, None]) @ score
-    kept = torch.is_grad_enabled() and any(one.requires_grad for one in (keys, queries, score))
-    found: torch.Tensor = _AdditiveScores.apply(keys, queries, score, kept)  # type: ignore[no-untyped-call]
+    found: torch.Tensor = _AdditiveScores.apply(keys, queries, score)  # type: ignore[no-untyped-call]
     return found
 
 
 class _AdditiveScores(torch.autograd.Function):
-    """The table `[images, rows, regions, attention]` of tanh is passed over while a part of it is in the cache.
+    """tanh(k + q) = 1 - 2u with u = 1 / (1 + exp(2k) exp(2q)): a division for each row and region instead of a tanh.
 
-    It is kept for the gradient, and is the only one of its size; without a gradient there is none.
+    Keys and queries have their exp apart, and they are few. The table of u, `[images, rows, regions, attention]`, is
+    only ever there in parts that fit in the cache: to compute it again for the gradient costs less than to keep it.
     """
 
     @staticmethod
-    def forward(ctx: Any, keys: torch.Tensor, queries: torch.Tensor, score: torch.Tensor, kept: bool) -> torch.Tensor:
-        images, rows, attention = queries.shape
-        regions = keys.shape[1]
-        found = keys.new_empty(images, rows, regions)
-        table = keys.new_empty((images, rows, regions, attention) if kept else 0)
-        for one, some in _blocks(images, rows, regions * attention):
-            place = table[one, some] if kept else None
-            seen = torch.add(keys[one, None], queries[one, some, None], out=place)
-            found[one, some] = seen.tanh_() @ score
-        if kept:
-            ctx.save_for_backward(table, score)
-        return found
+    def forward(ctx: Any, keys: torch.Tensor, queries: torch.Tensor, score: torch.Tensor) -> torch.Tensor:
+        grown_keys = (2 * keys).exp_()
+        grown_queries = (2 * queries).clamp_(-4 * LARGEST_KEY, 4 * LARGEST_KEY).exp_()
+        found = keys.new_empty(*queries.shape[:2], keys.shape[1])
+        for image, some, shares in _shares(grown_keys, grown_queries):
+            found[image, some] = shares @ score
+        ctx.save_for_backward(grown_keys, grown_queries, score)
+        return found.mul_(-2).add_(score.sum())
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        # d tanh(x) = 1 - tanh(x)²; the 1 is summed apart, so that only the square runs over the table.
-        table, score = ctx.saved_tensors
-        images, rows, regions, attention = table.shape
-        of_keys = gradient.sum(dim=1)[..., None].repeat(1, 1, attention)
-        of_queries = gradient.sum(dim=2)[..., None].repeat(1, 1, attention)
-        of_score = torch.zeros_like(score)
-        for one, some in _blocks(images, rows, regions * attention):
-            seen, given = table[one, some], gradient[one, some].contiguous()
-            of_score.addmv_(seen.view(-1, attention).t(), given.view(-1))
-            squares = torch.square(seen).mul_(given[..., None])
-            of_keys[one] -= squares.sum(dim=1)
-            of_queries[one, some] -= squares.sum(dim=2)
-        return of_keys.mul_(score), of_queries.mul_(score), of_score, None
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        # d tanh = 1 - tanh² = 4 (u - u²)
+        grown_keys, grown_queries, score = ctx.saved_tensors
+        of_keys, of_queries = torch.zeros_like(grown_keys), torch.empty_like(grown_queries)
+        of_score = gradient.sum().repeat(len(score))
+        for image, some, shares in _shares(grown_keys, grown_queries):
+            given = gradient[image, some].contiguous()
+            of_score.addmv_(shares.view(-1, len(score)).t(), given.view(-1), alpha=-2)
+            slopes = shares.addcmul_(shares, shares, value=-1).mul_(given[..., None])
+            of_keys[image] += slopes.sum(dim=1)
+            torch.sum(slopes, dim=2, out=of_queries[image, some])
+        return of_keys.mul_(4 * score), of_queries.mul_(4 * score), of_score
+
+
+def _shares(grown_keys: torch.Tensor, grown_queries: torch.Tensor) -> Iterator[tuple[slice, slice, torch.Tensor]]:
+    """u in blocks: which images, which rows, and `[images, rows, regions, attention]`, overwritten by the next."""
+    (images, rows, attention), regions = grown_queries.shape, grown_keys.shape[1]
+    one, scratch = grown_keys.new_ones(()), grown_keys.new_empty(0)
+    for image, some in _blocks(images, rows, regions * attention):
+        keys, queries = grown_keys[image, None], grown_queries[image, some, None]
+        if not scratch.numel():
+            scratch = grown_keys.new_empty(len(queries), queries.shape[1], regions, attention)
+        sums = torch.addcmul(one, keys, queries, out=scratch[: len(queries), : queries.shape[1]])
+        yield image, some, sums.reciprocal_()
+
+
+def _are_small(keys: torch.Tensor) -> bool:
+    """Whether no key is larger than `LARGEST_KEY`, or NaN."""
+    return not keys.numel() or bool(max(-keys.min(), keys.max()) <= LARGEST_KEY)
 
 
 def _blocks(images: int, rows: int, size: int) -> Iterator[Block]:
@@ -89,29 +107,30 @@ class Recurrence:
 
     Args:
         biases: b of all steps, `[all rows, out]`.
-        weight: W, `[out, in]`.
+        layer: has W as its weight, `[out, in]`; its bias is not used.
         sizes: rows of each step, in order.
 
     Example:
-        >>> weight = torch.ones(1, 2, requires_grad=True)
-        >>> layer = Recurrence(torch.zeros(3, 1), weight, [2, 1])
-        >>> (layer(torch.ones(2, 2)).sum() + layer(torch.full((1, 2), 5.0)).sum()).backward()
-        >>> weight.grad
+        >>> layer = nn.Linear(2, 1)
+        >>> steps = Recurrence(torch.zeros(3, 1), layer, [2, 1])
+        >>> (steps(torch.ones(2, 2)).sum() + steps(torch.full((1, 2), 5.0)).sum()).backward()
+        >>> layer.weight.grad
         tensor([[7., 7.]])
     """
 
-    def __init__(self, biases: torch.Tensor, weight: torch.Tensor, sizes: list[int]) -> None:
+    def __init__(self, biases: torch.Tensor, layer: nn.Linear, sizes: list[int]) -> None:
         self.inputs: list[torch.Tensor] = []
-        late: torch.Tensor = _LateGradient.apply(biases, weight, self.inputs)  # type: ignore[no-untyped-call]
+        late: torch.Tensor = _LateGradient.apply(biases, layer.weight, self.inputs)  # type: ignore[no-untyped-call]
         self.steps = iter(torch.split(late, sizes))
-        self.weight = weight.detach().t()
-        self.kept = torch.is_grad_enabled() and weight.requires_grad
+        self.layer = layer
 
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
         """z of the next step from x, `[rows, in]`."""
-        if self.kept:
+        if not torch.is_grad_enabled():
+            return product(self.layer, inputs).add_(next(self.steps))
+        if self.layer.weight.requires_grad:
             self.inputs.append(inputs.detach())
-        return torch.addmm(next(self.steps), inputs, self.weight)
+        return torch.addmm(next(self.steps), inputs, self.layer.weight.detach().t())
 
 
 class _LateGradient(torch.autograd.Function):

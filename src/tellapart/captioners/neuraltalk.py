@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
 from tellapart.captioners.base import CaptionerSettings, PictureNorm, Traces, at_tokens, words_before
+from tellapart.captioners.packed import Linear
 from tellapart.captioners.recurrent import Packing, RecurrentCaptioner
 from tellapart.captioners.words import WordLogits
 from tellapart.encoders.base import EncoderIdentity
@@ -61,7 +62,7 @@ class NeuralTalk(RecurrentCaptioner):
     def __init__(self, settings: NeuralTalkSettings, vocabulary: Vocabulary, encoder: EncoderIdentity) -> None:
         super().__init__(settings, vocabulary, encoder)
         self.normalise = PictureNorm(encoder.width, settings.picture_dropout)
-        self.image = nn.Linear(encoder.width, settings.embedding)
+        self.image = Linear(encoder.width, settings.embedding)
         self.word = nn.Embedding(len(vocabulary), settings.embedding)
         self.lstm = nn.LSTM(settings.embedding, settings.hidden)
         self.dropout = nn.Dropout(settings.dropout)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -55,7 +55,7 @@ class Packing:
 
     def by_row(self, values: torch.Tensor) -> torch.Tensor:
         """Values of real tokens, from time order to row order."""
-        return values[self.back]
+        return values.index_select(0, self.back)
 
 
 @dataclass(frozen=True)
@@ -86,6 +86,13 @@ class RecurrentCaptioner(Captioner):
 
     dropout: nn.Dropout
     predict: WordLogits
+
+    def of_words(self, compute: Callable[[torch.Tensor], torch.Tensor], words: torch.Tensor) -> torch.Tensor:
+        """What `compute` gives for words `[M]`: once for each different word, if there is no dropout."""
+        if self.training and self.dropout.p > 0:
+            return compute(words)
+        different, place = torch.unique(words, return_inverse=True)
+        return compute(different).index_select(0, place)
 
     def output(self, hidden: torch.Tensor) -> torch.Tensor:
         logits: torch.Tensor = self.predict(self.dropout(hidden))

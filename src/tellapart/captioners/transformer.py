@@ -21,6 +21,7 @@ from tellapart.captioners.base import (
     at_tokens,
     words_before,
 )
+from tellapart.captioners.packed import Linear
 from tellapart.captioners.words import WordLogits
 from tellapart.encoders.base import EncoderIdentity
 from tellapart.settings import MAX_WIDTH
@@ -67,10 +68,10 @@ class Attention(nn.Module):
         super().__init__()
         self.heads = heads
         self.dropout = dropout
-        self.query = nn.Linear(width, width)
-        self.key = nn.Linear(width, width)
-        self.value = nn.Linear(width, width)
-        self.mix = nn.Linear(width, width)
+        self.query = Linear(width, width)
+        self.key = Linear(width, width)
+        self.value = Linear(width, width)
+        self.mix = Linear(width, width)
         self.slot_keys: nn.Parameter | None = None
         self.slot_values: nn.Parameter | None = None
         if slots:
@@ -101,8 +102,19 @@ class Attention(nn.Module):
 
         With `maps`, ln of the weights `[batch, heads, n, items]` is added to them, before dropout.
         """
+        mixed: torch.Tensor = self.mix(self.found(self.query(queries), keys_and_values, causal, maps))
+        return mixed
+
+    def found(
+        self,
+        queries: torch.Tensor,
+        keys_and_values: KeysAndValues,
+        causal: bool = False,
+        maps: list[torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        """The weighted values of projected queries, `[batch, n, width]`, before they are mixed; see `forward`."""
         keys, values = keys_and_values
-        query = self._split(self.query(queries))
+        query = self._split(queries)
         dropout = self.dropout if self.training else 0.0
         if maps is None:
             found = functional.scaled_dot_product_attention(query, keys, values, dropout_p=dropout, is_causal=causal)
@@ -113,8 +125,7 @@ class Attention(nn.Module):
                 scores = scores.masked_fill(later, -torch.inf)
             maps.append(scores.log_softmax(dim=-1))
             found = functional.dropout(maps[-1].exp().to(values.dtype), dropout) @ values
-        mixed: torch.Tensor = self.mix(found.transpose(1, 2).reshape(queries.shape))
-        return mixed
+        return found.transpose(1, 2).reshape(queries.shape)
 
 
 @dataclass(frozen=True)
@@ -160,10 +171,10 @@ class SubLayer(nn.Module):
 
 def feed_forward(settings: TransformerSettings) -> nn.Sequential:
     return nn.Sequential(
-        nn.Linear(settings.width, settings.feedforward),
+        Linear(settings.width, settings.feedforward),
         nn.ReLU(),
         nn.Dropout(settings.dropout),
-        nn.Linear(settings.feedforward, settings.width),
+        Linear(settings.feedforward, settings.width),
     )
 
 
@@ -208,7 +219,18 @@ class DecoderLayer(nn.Module):
         maps: list[torch.Tensor] | None = None,
     ) -> torch.Tensor:
         """Attention from words to the image, `[rows, n, width]`; with `maps`, as in `Attention`."""
-        return grouping.ungroup(self.look(grouping.group(words), image[0], maps=maps))
+        return self.look_from(words, image, grouping, maps)[0]
+
+    def look_from(
+        self,
+        words: torch.Tensor,
+        image: Sequence[KeysAndValues],
+        grouping: Grouping,
+        maps: list[torch.Tensor] | None = None,
+    ) -> list[torch.Tensor]:
+        """What words find in each encoder layer; only attention itself is by groups, which have empty places."""
+        queries = grouping.group(self.look.query(words))
+        return [self.look.mix(grouping.ungroup(self.look.found(queries, one, maps=maps))) for one in image]
 
     def forward(
         self,
@@ -239,7 +261,7 @@ class MeshedDecoderLayer(DecoderLayer):
 
     def __init__(self, settings: TransformerSettings) -> None:
         super().__init__(settings)
-        self.gates = nn.ModuleList(nn.Linear(2 * settings.width, settings.width) for _ in range(settings.layers))
+        self.gates = nn.ModuleList(Linear(2 * settings.width, settings.width) for _ in range(settings.layers))
 
     def image_keys_and_values(self, layers: Sequence[torch.Tensor]) -> list[KeysAndValues]:
         return [self.look.keys_and_values(layer) for layer in layers]
@@ -251,8 +273,7 @@ class MeshedDecoderLayer(DecoderLayer):
         grouping: Grouping,
         maps: list[torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        grouped = grouping.group(words)
-        found = [grouping.ungroup(self.look(grouped, one, maps=maps)) for one in image]
+        found = self.look_from(words, image, grouping, maps)
         gated = [
             torch.sigmoid(gate(torch.cat([words, one], dim=-1))) * one
             for gate, one in zip(self.gates, found, strict=True)
@@ -305,7 +326,7 @@ class Transformer(Captioner):
     def __init__(self, settings: TransformerSettings, vocabulary: Vocabulary, encoder: EncoderIdentity) -> None:
         super().__init__(settings, vocabulary, encoder)
         self.normalise = PictureNorm(encoder.width, settings.picture_dropout)
-        self.region = nn.Linear(encoder.width, settings.width)
+        self.region = Linear(encoder.width, settings.width)
         self.normalise_region = nn.LayerNorm(settings.width)
         self.encoder_layers = self._encoder_layers(settings)
         self.word = nn.Embedding(len(vocabulary), settings.width)
@@ -399,7 +420,8 @@ class Transformer(Captioner):
         return log_probs, TransformerState(state.memory, state.image_of_row, past, state.length + 1)
 
     def select(self, state: TransformerState, rows: torch.Tensor) -> TransformerState:
-        past = [(keys[rows], values[rows]) for keys, values in state.past]
+        # Three times as fast as keys[rows].
+        past = [(keys.index_select(0, rows), values.index_select(0, rows)) for keys, values in state.past]
         return TransformerState(state.memory, state.image_of_row[rows], past, state.length)
 
     def traces(self, memory: TransformerMemory, tokens: torch.Tensor, image_of_row: torch.Tensor) -> Traces:

@@ -19,6 +19,7 @@ from tellapart.captioners.base import (
     words_before,
 )
 from tellapart.captioners.fused import Recurrence, additive_scores
+from tellapart.captioners.packed import Linear
 from tellapart.captioners.recurrent import Packing, RecurrentCaptioner, RegionMemory, initialise_gates
 from tellapart.captioners.words import WordLogits
 from tellapart.encoders.base import EncoderIdentity
@@ -79,16 +80,16 @@ class UpDown(RecurrentCaptioner):
         super().__init__(settings, vocabulary, encoder)
         width, attention = settings.hidden, settings.attention
         self.normalise = PictureNorm(encoder.width, settings.picture_dropout)
-        self.region = nn.Linear(encoder.width, width)
+        self.region = Linear(encoder.width, width)
         self.word = nn.Embedding(len(vocabulary), settings.embedding)
         # Gates (input, forget, output, candidate) of LSTM₁ from each of its inputs, and of LSTM₂ from [v̂; h¹; h²₋₁].
-        self.gates_from_word = nn.Linear(settings.embedding, 4 * width)
-        self.gates_from_mean = nn.Linear(width, 4 * width, bias=False)
-        self.gates_from_states = nn.Linear(2 * width, 4 * width, bias=False)
-        self.language_gates = nn.Linear(3 * width, 4 * width)
-        self.key = nn.Linear(width, attention)
-        self.query = nn.Linear(width, attention, bias=False)
-        self.score = nn.Linear(attention, 1, bias=False)
+        self.gates_from_word = Linear(settings.embedding, 4 * width)
+        self.gates_from_mean = Linear(width, 4 * width, bias=False)
+        self.gates_from_states = Linear(2 * width, 4 * width, bias=False)
+        self.language_gates = Linear(3 * width, 4 * width)
+        self.key = Linear(width, attention)
+        self.query = Linear(width, attention, bias=False)
+        self.score = Linear(attention, 1, bias=False)
         self.dropout = nn.Dropout(settings.dropout)
         self.predict = WordLogits(width, vocabulary)
         nn.init.normal_(self.word.weight, std=0.5)
@@ -100,6 +101,11 @@ class UpDown(RecurrentCaptioner):
     def encode(self, features: torch.Tensor) -> RegionMemory:
         regions = self.dropout(functional.relu(self.region(self.normalise(features))))
         return RegionMemory(regions, self.key(regions), self.gates_from_mean(regions.mean(dim=1)))
+
+    def _gates_of(self, words: torch.Tensor) -> torch.Tensor:
+        """The words' part of the gate inputs."""
+        gates: torch.Tensor = self.gates_from_word(self.dropout(self.word(words)))
+        return gates
 
     def _cell(self, gates: torch.Tensor, cell: torch.Tensor) -> LstmState:
         width = self.settings.hidden
@@ -135,16 +141,16 @@ class UpDown(RecurrentCaptioner):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Teacher forcing over real tokens only: hidden states of both LSTMs and attention weights, row by row."""
         packing = Packing.of(tokens)
-        words = self.dropout(self.word(packing.by_time(words_before(tokens))))
-        inputs = self.gates_from_word(words) + memory.gates[packing.of_row(image_of_row)]
+        words = packing.by_time(words_before(tokens))
+        inputs = self.of_words(self._gates_of, words).add_(memory.gates.index_select(0, packing.of_row(image_of_row)))
         state = self.start(memory, image_of_row[packing.order])
         grouping = Grouping.of(state.image_of_row, len(memory.regions))
         steps, sizes = [], packing.sizes()
         no_bias = inputs.new_zeros(len(inputs), self.settings.attention)
         layers = (
-            Recurrence(inputs, self.gates_from_states.weight, sizes),
-            Recurrence(no_bias, self.query.weight, sizes),
-            Recurrence(self.language_gates.bias.expand(len(inputs), -1), self.language_gates.weight, sizes),
+            Recurrence(inputs, self.gates_from_states, sizes),
+            Recurrence(no_bias, self.query, sizes),
+            Recurrence(self.language_gates.bias.expand(len(inputs), -1), self.language_gates, sizes),
         )
         for rows in sizes:
             state, weights = self._advance(state, rows, grouping, layers)
@@ -162,7 +168,7 @@ class UpDown(RecurrentCaptioner):
         return UpDownState(memory, image_of_row, (zero, zero), (zero, zero))
 
     def step(self, state: UpDownState, token: torch.Tensor) -> tuple[torch.Tensor, UpDownState]:
-        inputs = self.gates_from_word(self.dropout(self.word(token))) + state.memory.gates[state.image_of_row]
+        inputs = self.of_words(self._gates_of, token) + state.memory.gates[state.image_of_row]
         grouping = Grouping.of(state.image_of_row, len(state.memory.regions))
         layers = (lambda states: inputs + self.gates_from_states(states), self.query, self.language_gates)
         state, _ = self._advance(state, len(token), grouping, layers)

@@ -9,6 +9,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
+from tellapart.captioners.packed import product
 from tellapart.text import PAD, START, Vocabulary
 
 # A product is written up to 1.5 times as fast if its rows start at a multiple of a cache line, and few vocabularies
@@ -17,8 +18,6 @@ NUMBERS_IN_LINE = 16
 # Rows of the [rows, words] table worked on at once: in one product, and while they are in the cache.
 PRODUCT_ROWS = 1024
 CACHED_ROWS = 32
-# With at most so many rows, the product of the weights with the rows is faster than that of the rows with the weights.
-FEW_ROWS = 16
 
 
 class WordLogits(nn.Linear):
@@ -35,21 +34,16 @@ class WordLogits(nn.Linear):
         self.impossible: torch.Tensor
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
-        return functional.linear(input, self.weight, self.bias + self.impossible)
+        return product(self, input, self.bias + self.impossible)
 
     def log_softmax(self, hidden: torch.Tensor) -> torch.Tensor:
         """ln p of all words for each hidden state, `[rows, words]` in float32."""
-        if torch.is_grad_enabled() or not self._is_plain(hidden):
-            logits: torch.Tensor = self(hidden)
-            return logits.float().log_softmax(dim=1)
-        bias = self.bias + self.impossible
-        if len(hidden) <= FEW_ROWS:
-            return torch.addmm(bias[:, None], self.weight, hidden.t()).t().log_softmax(dim=1)
-        table = _table(hidden, len(hidden), len(bias))
-        torch.addmm(bias, hidden, self.weight.t(), out=table)
-        for part in torch.split(table, CACHED_ROWS):
+        logits: torch.Tensor = self(hidden).float()
+        if torch.is_grad_enabled() or logits.device.type != "cpu":
+            return logits.log_softmax(dim=1)
+        for part in torch.split(logits, CACHED_ROWS):
             part.copy_(part.log_softmax(dim=1))
-        return table
+        return logits
 
     def _is_plain(self, hidden: torch.Tensor) -> bool:
         """Whether the short ways below hold: single precision on a processor."""
@@ -66,71 +60,58 @@ class WordLogits(nn.Linear):
         if not self._is_plain(hidden):
             return -functional.cross_entropy(self(hidden).float(), words, reduction="none")
         inputs = hidden, self.weight, self.bias + self.impossible
-        kept = torch.is_grad_enabled() and any(one.requires_grad for one in inputs)
-        found: torch.Tensor = _LogProb.apply(*inputs, words, kept)  # type: ignore[no-untyped-call]
-        return found
+        if torch.is_grad_enabled() and any(one.requires_grad for one in inputs):
+            found: torch.Tensor = _LogProb.apply(*inputs, words)  # type: ignore[no-untyped-call]
+            return found
+        with torch.no_grad():
+            blocks = zip(*(torch.split(values, PRODUCT_ROWS) for values in (hidden, words)), strict=True)
+            return torch.cat([_log_prob(self(some), of_some)[0] for some, of_some in blocks])
+
+
+def _log_prob(scores: torch.Tensor, words: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """z_w - ln Σ_v exp z_v and Σ_v exp(z_v - max z), `[rows]` each; the scores z become exp(z - max z)."""
+    own, total = scores.gather(1, words[:, None]).squeeze(1), scores.new_empty(len(scores))
+    for part, sums, of_word in zip(*(torch.split(values, CACHED_ROWS) for values in (scores, total, own)), strict=True):
+        highest = part.amax(dim=1, keepdim=True)
+        torch.sum(part.sub_(highest).exp_(), dim=1, out=sums)
+        of_word.sub_(highest.squeeze(1))
+    return own - total.log(), total
 
 
 class _LogProb(torch.autograd.Function):
     """ln p = z_w - ln Σ_v exp z_v with z = W h + b, in one pass over the table of z.
 
     One table `[rows, words]` is kept for the gradient, exp(z - max z), instead of three (logits, log probabilities and
-    their gradient). Without a gradient none is kept.
+    their gradient).
     """
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, words: torch.Tensor, kept: bool
+        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, words: torch.Tensor
     ) -> torch.Tensor:
-        own, total = hidden.new_empty(len(hidden)), hidden.new_empty(len(hidden))
-        blocks = _blocks(len(hidden))
-        table = _table(hidden, len(hidden) if kept else max(map(len, blocks), default=0), len(weight))
-        for block in blocks:
-            here = slice(block.start, block.stop)
-            scores = table[here] if kept else table[: len(block)]
-            torch.addmm(bias, hidden[here], weight.t(), out=scores)
-            own[here] = scores.gather(1, words[here, None]).squeeze(1)
-            for part, sums, of_word in zip(
-                *(torch.split(values, CACHED_ROWS) for values in (scores, total[here], own[here])), strict=True
-            ):
-                highest = part.amax(dim=1, keepdim=True)
-                torch.sum(part.sub_(highest).exp_(), dim=1, out=sums)
-                of_word.sub_(highest.squeeze(1))
-        if kept:
-            ctx.save_for_backward(hidden, weight, words, table, total)
-        return own - total.log()
+        table = _table(hidden, len(hidden), len(weight))
+        blocks = zip(*(torch.split(values, PRODUCT_ROWS) for values in (table, hidden, words)), strict=True)
+        parts = [_log_prob(torch.addmm(bias, some, weight.t(), out=place), said) for place, some, said in blocks]
+        found, total = map(torch.cat, zip(*parts, strict=True))
+        ctx.save_for_backward(hidden, weight, words, table, total)
+        return found
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        # d ln p / d z_v = [v = w] - exp(z_v - max z) / Σ exp(z - max z)
+        # d ln p / d z_v = [v = w] - exp(z_v - max z) / Σ exp(z - max z). The table is used as it is: the factors of its
+        # rows go to the other side of the products, and the words themselves are added apart.
         hidden, weight, words, table, total = ctx.saved_tensors
-        blocks = _blocks(len(hidden))
         of_hidden, of_weight, of_bias = None, None, None
+        share = (gradient / total)[:, None]
         if ctx.needs_input_grad[0]:
-            of_hidden = torch.empty_like(hidden)
+            of_hidden = (table @ weight).mul_(-share).addcmul_(gradient[:, None], weight[words])
         if ctx.needs_input_grad[1]:
-            of_weight = torch.zeros_like(weight)
+            of_weight = table.t() @ (hidden * -share)
+            of_weight.index_add_(0, words, hidden * gradient[:, None])
         if ctx.needs_input_grad[2]:
-            of_bias = weight.new_zeros(len(weight))
-        scratch = _table(hidden, max(map(len, blocks), default=0), len(weight))
-        for block in blocks:
-            here = slice(block.start, block.stop)
-            of_scores = torch.mul(table[here], (-gradient[here] / total[here])[:, None], out=scratch[: len(block)])
-            of_scores[torch.arange(len(block)), words[here]] += gradient[here]
-            if of_hidden is not None:
-                torch.mm(of_scores, weight, out=of_hidden[here])
-            if of_weight is not None:
-                of_weight.addmm_(of_scores.t(), hidden[here], beta=float(block.start > 0))
-            if of_bias is not None:
-                of_bias += of_scores.sum(dim=0)
-        return of_hidden, of_weight, of_bias, None, None
-
-
-def _blocks(rows: int) -> list[range]:
-    """Blocks of about the same size, at most `PRODUCT_ROWS` each."""
-    size = -(-rows // max(1, -(-rows // PRODUCT_ROWS)))
-    return [range(first, min(rows, first + size)) for first in range(0, rows, size)] if rows else []
+            of_bias = (table.t() @ -share).squeeze(1).index_add_(0, words, gradient)
+        return of_hidden, of_weight, of_bias, None
 
 
 def _table(like: torch.Tensor, rows: int, words: int) -> torch.Tensor:

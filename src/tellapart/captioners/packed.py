@@ -1,0 +1,93 @@
+"""Linear layers whose weights are laid out for the processor, where no gradient is asked for."""
+
+from __future__ import annotations
+
+import functools
+import platform
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+
+class Linear(nn.Linear):
+    """`nn.Linear` with the same weights, faster where no gradient is asked for; see `product`."""
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return product(self, input, self.bias)
+
+
+def product(layer: nn.Linear, inputs: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    """The layer's weights times `[..., in]`, plus a bias.
+
+    Without a gradient, in single precision on a processor, oneDNN multiplies with weights that are laid out in blocks.
+    That takes 0.75 to 0.85 of the time of a plain product for hundreds of rows, and half of it for a few. To lay them
+    out takes as long as a product with about 100 rows, so they are kept until the weights change, and take as much
+    memory once more.
+    """
+    weight = layer.weight
+    blocks = (
+        not torch.is_grad_enabled()
+        and inputs.dtype == weight.dtype == torch.float32
+        and inputs.device.type == weight.device.type == "cpu"
+        and inputs.numel() > 0
+        and not weight.is_inference()  # then nothing tells whether it has changed
+        and not torch.is_autocast_enabled("cpu")
+        and _have_blocks()
+    )
+    if not blocks:
+        return functional.linear(inputs, weight, bias)
+    return _multiply(inputs, _in_blocks(layer), bias)
+
+
+@dataclass(frozen=True)
+class _Blocks:
+    """Weights in blocks, and what they were made from: the same memory, so that no other tensor gets its address."""
+
+    blocks: torch.Tensor
+    weight: torch.Tensor
+    version: int
+    first: torch.Tensor
+
+    def are_of(self, weight: torch.Tensor) -> bool:
+        """Whether the weights are the same. Writing to `weight.data` leaves the version, but the first row shows it."""
+        same = self.version == weight._version and self.weight.data_ptr() == weight.data_ptr()
+        return same and torch.equal(self.first, weight[0])
+
+
+# Beside the layers, so that copying and saving a model does not see them.
+_KEPT: WeakKeyDictionary[nn.Module, _Blocks] = WeakKeyDictionary()
+
+
+def _in_blocks(layer: nn.Linear) -> torch.Tensor:
+    weight, kept = layer.weight, _KEPT.get(layer)
+    if kept is None or not kept.are_of(weight):
+        kept = _Blocks(_lay_out(weight.detach()), weight.detach(), weight._version, weight[0].detach().clone())
+        _KEPT[layer] = kept
+    return kept.blocks
+
+
+def _lay_out(weight: torch.Tensor) -> torch.Tensor:
+    blocks: torch.Tensor = torch.ops.mkldnn._reorder_linear_weight(weight, None)
+    return blocks
+
+
+def _multiply(inputs: torch.Tensor, blocks: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    found: torch.Tensor = torch.ops.mkldnn._linear_pointwise(inputs, blocks, bias, "none", [], "")
+    return found
+
+
+@functools.cache
+def _have_blocks() -> bool:
+    """Whether torch has these operators, which are its own, and they do what is expected."""
+    have = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    if not have or platform.machine() not in ("x86_64", "AMD64"):
+        return False
+    inputs, weight, bias = torch.arange(6.0).view(2, 3), torch.arange(12.0).view(4, 3), torch.arange(4.0)
+    try:
+        found = _multiply(inputs, _lay_out(weight), bias)
+    except (AttributeError, RuntimeError, TypeError):
+        return False
+    return torch.equal(found, functional.linear(inputs, weight, bias))
