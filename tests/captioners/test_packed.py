@@ -24,7 +24,7 @@ def exact(layer: nn.Linear, inputs: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("bias", [True, False])
 def test_the_plain_product(shape: tuple[int, ...], bias: bool) -> None:
     torch.manual_seed(0)
-    layer, inputs = Linear(5, 37, bias=bias), torch.randn(shape)
+    layer, inputs = Linear(5, 37, bias=bias).eval(), torch.randn(shape)
     with torch.no_grad():
         torch.testing.assert_close(layer(inputs), exact(layer, inputs))
         torch.testing.assert_close(
@@ -41,17 +41,27 @@ def round_weights(layer: Linear) -> None:
     layer.half().float()
 
 
-def train(layer: Linear) -> None:
-    optimiser = torch.optim.AdamW(layer.parameters(), lr=0.1)
+def train(layer: Linear, words: slice = slice(None), **how: bool) -> None:
+    optimiser = torch.optim.AdamW(layer.parameters(), lr=0.1, weight_decay=0.0, **how)
     with torch.enable_grad():
-        layer(torch.ones(2, 5)).sum().backward()
+        layer(torch.ones(2, 5))[:, words].sum().backward()
     optimiser.step()
+
+
+def train_one_word(layer: Linear) -> None:
+    """No row that is looked at changes, and a fused optimiser leaves no trace; but it was in training mode."""
+    layer.train()
+    train(layer, slice(1, 2), fused=True)
+    layer.eval()
 
 
 CHANGES: list[Callable[[Linear], object]] = [
     assign,
     round_weights,
     train,
+    lambda layer: train(layer, fused=True),
+    lambda layer: train(layer, slice(4, None), fused=True),
+    train_one_word,
     lambda layer: layer.weight.mul_(2),
     lambda layer: layer.weight.data.mul_(2),
     lambda layer: layer.load_state_dict({name: value + 1 for name, value in layer.state_dict().items()}),
@@ -61,7 +71,7 @@ CHANGES: list[Callable[[Linear], object]] = [
 @pytest.mark.parametrize("change", CHANGES)
 def test_changed_weights(change: Callable[[Linear], object]) -> None:
     torch.manual_seed(0)
-    layer, inputs = Linear(5, 37), torch.randn(3, 5)
+    layer, inputs = Linear(5, 37).eval(), torch.randn(3, 5)
     with torch.no_grad():
         before = layer(inputs)
         copied = copy.deepcopy(layer)
@@ -74,7 +84,7 @@ def test_changed_weights(change: Callable[[Linear], object]) -> None:
 
 def test_blocks_leave_with_their_layer() -> None:
     kept = len(packed._KEPT)
-    layer = Linear(5, 37)
+    layer = Linear(5, 37).eval()
     with torch.no_grad():
         layer(torch.randn(3, 5))
     assert len(packed._KEPT) == kept + packed._have_blocks()

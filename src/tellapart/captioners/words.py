@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
-from tellapart.captioners.packed import product
+from tellapart.captioners.packed import Linear, product
 from tellapart.text import PAD, START, Vocabulary
 
 # A product is written up to 1.5 times as fast if its rows start at a multiple of a cache line, and few vocabularies
@@ -20,7 +19,7 @@ PRODUCT_ROWS = 1024
 CACHED_ROWS = 32
 
 
-class WordLogits(nn.Linear):
+class WordLogits(Linear):
     """Hidden states -> logits over the vocabulary; those of `<pad>` and `<start>` are -inf.
 
     The -inf is added to the bias, which costs no extra pass over the logits.
