@@ -31,11 +31,10 @@ class Linear(nn.Linear):
 def product(layer: nn.Linear, inputs: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """The layer's weights times `[..., in]`, plus a bias.
 
-    In eval mode without a gradient, in single precision on a processor, oneDNN multiplies with weights that are laid out in
-    blocks.
-    That takes 0.75 to 0.85 of the time of a plain product for hundreds of rows, and half of it for a few. To lay them
-    out takes as long as a product with about 100 rows, so they are kept until the weights change, and take as much
-    memory once more.
+    In eval mode without a gradient, in single precision on a processor, oneDNN multiplies with weights that are laid
+    out in blocks. That takes 0.75 to 0.85 of the time of a plain product for hundreds of rows, and half of it for a
+    few. To lay them out takes as long as a product with about 100 rows, so they are kept until the weights change, and
+    take as much memory once more.
     """
     weight = layer.weight
     blocks = (
