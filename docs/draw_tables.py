@@ -3,8 +3,8 @@
     python docs/draw_tables.py                                # all tables
     python docs/draw_tables.py --keep RUN/scores.json NAME    # first keep a file: also differences.json, retrieval.json
 
-A kept file holds what `tellapart evaluate` or `evaluate-retrieval` wrote, rounded and without paths: figures and their
-intervals, differences. No captions and no pictures. A table stands between two lines of the page,
+A kept file holds what `tellapart evaluate`, `evaluate-retrieval` or a benchmark wrote, rounded and without paths: figures
+and their intervals, differences. No captions and no pictures. A table stands between two lines of the page,
 `<!-- drawn: NAME -->` and `<!-- end -->`.
 """
 
@@ -23,6 +23,7 @@ RESULTS = Path(__file__).parent / "results"
 SCORES = RESULTS / "scores"
 PAGE = RESULTS / "coco.md"
 PATHS = ("made_from", "captions", "against", "model", "judge", "listener", "shown")
+TOLD = ("find their picture", "points more than plain", "CIDEr, of plain")
 Kept = dict[str, Any]
 Cells = list[list[str]]
 
@@ -112,6 +113,23 @@ def specificity() -> Cells:
     return [["", "likelihood (control)", "CCos", "difference"], *rows]
 
 
+def tell_apart() -> Cells:
+    both = [_read(f"tell-apart-{data}")["rows"] for data in ("coco", "flickr8k")]
+    found = [["captions", *(f"{data}{one}" for data in ("COCO: ", "Flickr8k: ") for one in TOLD)]]
+    for rows in zip(*both, strict=True):
+        label = rows[0]["name"] if rows[0]["name"] in ("plain", "people", "tell apart") else f"… {rows[0]['name']}"
+        cells = [label]
+        for row in rows:
+            more, kept = row["points more than plain"], row["of plain"]
+            cells += [
+                f"{100 * row['finds its picture']:.1f} %",
+                "" if more is None else more.replace("-", "−"),
+                "" if kept is None else f"{100 * kept:.0f} %",
+            ]
+        found.append(cells)
+    return found
+
+
 def retrieval() -> Cells:
     found = [["", "CPU time", "", "image→text R@1, 5, 10", "text→image R@1, 5, 10", "R@sum"]]
     for label, time, name in [
@@ -135,6 +153,7 @@ TABLES: dict[str, Callable[[], Cells]] = {
     "self-critical": self_critical,
     "contrastive": contrastive,
     "specificity": specificity,
+    "tell-apart": tell_apart,
     "retrieval": retrieval,
 }
 
