@@ -3,8 +3,8 @@
     python docs/draw_tables.py                                # all tables
     python docs/draw_tables.py --keep RUN/scores.json NAME    # first keep a file: also differences.json, retrieval.json
 
-A kept file holds what `tellapart evaluate`, `evaluate-retrieval` or a benchmark wrote, rounded and without paths: figures
-and their intervals, differences. No captions and no pictures. A table stands between two lines of the page,
+A kept file holds what `tellapart evaluate`, `evaluate-retrieval` or a benchmark wrote, rounded and without paths:
+figures and their intervals, differences. No captions and no pictures. A table stands between two lines of the page,
 `<!-- drawn: NAME -->` and `<!-- end -->`.
 """
 
