@@ -48,7 +48,7 @@ def keep(study: Path, name: str, command: str) -> None:
     for row in kept["rows"].values():
         del row["runs"]
     kept = {"command": command, **kept}
-    write_text(FOLDER / f"{name}.json", json.dumps(_rounded(kept), ensure_ascii=False, separators=(",", ":")) + "\n")
+    write_text(FOLDER / f"{name}.json", json.dumps(rounded(kept), ensure_ascii=False, separators=(",", ":")) + "\n")
 
 
 def page(kept: Kept, name: str) -> str:
@@ -66,7 +66,7 @@ def page(kept: Kept, name: str) -> str:
         f"{kept['data']}, split {kept['split']}, {kept['images']['captioned']} images, "
         + (f"mean ± standard deviation over {seeds} seeds." if seeds > 1 else "one seed."),
         "",
-        *_table(
+        *table(
             ["", *(_short(kept, row["label"]) for row in rows)],
             [
                 [column.heading, *(_cell(row, column) for row in rows)]
@@ -79,7 +79,7 @@ def page(kept: Kept, name: str) -> str:
         + ("seeds and images" if seeds > 1 else "images only (one seed)")
         + "; * is significant after Holm's correction for all comparisons of the study. Shares are in points.",
         "",
-        *_table(["", *(_name(kept, key) for key in _compared(kept))], [_difference_row(kept, one) for one in columns]),
+        *table(["", *(_name(kept, key) for key in _compared(kept))], [_difference_row(kept, one) for one in columns]),
         "",
         f"![Differences from the control with their intervals]({name}.svg)",
     ]
@@ -190,16 +190,18 @@ def _decided(kept: Kept, columns: list[Column]) -> str:
     return "\n".join([heading, "", *lines]) if lines else "No interval holds 0."
 
 
-def _table(headings: list[str], rows: list[list[str]]) -> list[str]:
+def table(headings: list[str], rows: list[list[str]]) -> list[str]:
+    """The lines of a table."""
     return ["| " + " | ".join(cells) + " |" for cells in (headings, ["---"] * len(headings), *rows)]
 
 
-def _rounded(value: Any) -> Any:
+def rounded(value: Any) -> Any:
+    """Numbers with six digits, however deep they are."""
     if isinstance(value, float):
         return float(f"{value:.6g}")
     if isinstance(value, dict):
-        return {key: _rounded(one) for key, one in value.items()}
-    return [_rounded(one) for one in value] if isinstance(value, list) else value
+        return {key: rounded(one) for key, one in value.items()}
+    return [rounded(one) for one in value] if isinstance(value, list) else value
 
 
 if __name__ == "__main__":

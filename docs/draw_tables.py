@@ -17,6 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from draw_results import rounded, table
+
 from tellapart.files import write_text
 
 RESULTS = Path(__file__).parent / "results"
@@ -35,7 +37,7 @@ def main() -> None:
     asked = parser.parse_args()
     if asked.keep:
         kept = {key: value for key, value in json.loads(asked.keep.read_text("utf-8")).items() if key not in PATHS}
-        write_text(SCORES / f"{asked.name}.json", json.dumps(_rounded(kept), ensure_ascii=False, indent=1) + "\n")
+        write_text(SCORES / f"{asked.name}.json", json.dumps(rounded(kept), ensure_ascii=False, indent=1) + "\n")
     write_text(PAGE, draw(PAGE.read_text(encoding="utf-8")))
 
 
@@ -43,10 +45,15 @@ def draw(page: str) -> str:
     """The page with its tables drawn again."""
     return re.sub(
         r"(?<=<!-- drawn: )([\w-]+)( -->\n).*?(?=<!-- end -->)",
-        lambda found: found[1] + found[2] + "\n" + _table(TABLES[found[1]]()) + "\n\n",
+        lambda found: "\n".join([found[1] + found[2], *_lines(found[1]), "", ""]),
         page,
         flags=re.DOTALL,
     )
+
+
+def _lines(name: str) -> list[str]:
+    headings, *rows = TABLES[name]()
+    return table(headings, rows)
 
 
 def captions() -> Cells:
@@ -194,21 +201,9 @@ def _plain(text: str) -> str:
     return re.sub(r"(?<![\d.])0(?=\.\d{3})", "", text).replace("-", "−") if text[:1] in "+-0123456789" else text
 
 
-def _table(rows: Cells) -> str:
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (rows[0], ["---"] * len(rows[0]), *rows[1:]))
-
-
 def _read(name: str) -> Kept:
     kept: Kept = json.loads((SCORES / f"{name}.json").read_text(encoding="utf-8"))
     return kept
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, float):
-        return float(f"{value:.6g}")
-    if isinstance(value, dict):
-        return {key: _rounded(one) for key, one in value.items()}
-    return [_rounded(one) for one in value] if isinstance(value, list) else value
 
 
 if __name__ == "__main__":
