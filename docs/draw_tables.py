@@ -93,7 +93,7 @@ def self_critical() -> Cells:
 
 def contrastive() -> Cells:
     own, listener = _read("cl-differences")["differences"], _read("cl-listener-differences")["differences"]
-    arms = [_read(name)["corpus"] for name in ("control", "cl")]
+    arms = [_read(name)["corpus"] for name in ("cl-control", "cl")]
     rows = [
         _compared("finds its image among 250, own model", own["self_retrieval_R@1"], 100),
         _compared("… ranked by the frozen MLE model", own["under_judge_R@1"], 100),
