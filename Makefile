@@ -2,13 +2,14 @@
 #   make demo   captions photographs, tells some apart, trains on scenes; one page
 #   make test   all tests, in a random order; SEED=2 gives another
 # make benchmarks measures the speeds of docs/speed.md. PEER (a checkout of ImageCaptioning.pytorch), PHOTOS (a folder)
-# and RUN (a finished run of a captioner) add the rows that need them.
+# and RUN (a finished run of a captioner) add the rows that need them. THREADS=2 measures torch's rows on two threads.
 # Also: make install (only installs), make docs (the site, into site/), make lint.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 TORCH := torch==2.13.0
 SEED ?= 1
+THREADS ?= 1
 # Module fixtures train models: all tests of a file run in one process.
 PYTEST = $(BIN)/python -m pytest -n auto --maxprocesses 2 --dist loadfile --randomly-seed=$(SEED)
 # Other kernels, so that results round differently: MKL's (Intel), MKL's (AMD), torch's, oneDNN's, NumPy's.
@@ -45,13 +46,13 @@ test-numerical: $(VENV)/installed-dev
 # One after the other, each of a few minutes; rows whose peer or data are missing are skipped and say so.
 benchmarks: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/starting.py
-	$(BIN)/python benchmarks/captioners.py $(if $(PEER),--peer $(PEER)) --rounds 3
-	$(BIN)/python benchmarks/decoding.py --rounds 1 --images 1 64
-	$(BIN)/python benchmarks/contrastive.py --rounds 4
+	$(BIN)/python benchmarks/captioners.py $(if $(PEER),--peer $(PEER)) --rounds 3 --threads $(THREADS)
+	$(BIN)/python benchmarks/decoding.py --rounds 1 --images 1 64 --threads $(THREADS)
+	$(BIN)/python benchmarks/contrastive.py --rounds 4 --threads $(THREADS)
 	$(BIN)/python benchmarks/metrics.py
 	$(if $(shell command -v java),$(BIN)/python benchmarks/meteor.py,@echo "skipped: METEOR (needs Java)")
-	$(if $(PHOTOS),$(BIN)/python benchmarks/folder.py $(PHOTOS),@echo "skipped: a folder of photographs (PHOTOS=FOLDER)")
-	$(if $(RUN),$(BIN)/python benchmarks/self_retrieval.py $(RUN) --images 100,@echo "skipped: self-retrieval (RUN=RUN)")
+	$(if $(PHOTOS),$(BIN)/python benchmarks/folder.py $(PHOTOS) --threads $(THREADS),@echo "skipped: a folder of photographs (PHOTOS=FOLDER)")
+	$(if $(RUN),$(BIN)/python benchmarks/self_retrieval.py $(RUN) --images 100 --threads $(THREADS),@echo "skipped: self-retrieval (RUN=RUN)")
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

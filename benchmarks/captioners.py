@@ -9,8 +9,8 @@ there). Without it the rows are skipped. Sizes are those of its recipes: 9,487 w
 
 UpDown has the same equations in both, so its weights are copied: gradients must be equal, and the captions (theirs lose
 a place of the beam in the step after a caption ends, so a few may differ; scores of equal captions must be equal).
-Their AdaAtt has three more projections than the paper, so there only the sizes are the same. CPU time, best of
-alternating rounds.
+Their AdaAtt has three more projections than the paper, so there only the sizes are the same. CPU time (on more threads
+wall-clock time), best of alternating rounds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
-from side_by_side import bare_cost, cpu_seconds, show
+from side_by_side import bare_cost, best_seconds, show
 
 from tellapart.captioners.adaptive import AdaptiveAttention, AdaptiveAttentionSettings
 from tellapart.captioners.updown import UpDown, UpDownSettings
@@ -225,7 +225,7 @@ def main() -> None:
         if isinstance(ours, UpDown):
             copy_updown(ours, theirs)
         runs = training(ours, theirs, features[:10], equal)
-        best = cpu_seconds({"ours": runs[0], "peer": runs[1]}, chosen.rounds)
+        best = best_seconds({"ours": runs[0], "peer": runs[1]}, chosen.rounds)
         show(f"training step, {name}, 50 captions", best["ours"], best["peer"], bare_cost(runs[0]))
         ours.eval()
         theirs.eval()
@@ -233,7 +233,7 @@ def main() -> None:
         if isinstance(ours, UpDown):
             copy_updown(ours, theirs)
         runs = searching(ours, theirs, features, equal)
-        best = cpu_seconds({"ours": runs[0], "peer": runs[1]}, max(1, chosen.rounds // 2))
+        best = best_seconds({"ours": runs[0], "peer": runs[1]}, max(1, chosen.rounds // 2))
         show(f"beam search, {name}, 50 images", best["ours"], best["peer"], bare_cost(runs[0]))
 
 

@@ -1,11 +1,11 @@
 """Beam search beside Hugging Face's `generate`: the same weights, the same features, the same captions, in one run.
 
-    .venv/bin/python benchmarks/decoding.py [--rounds 3] [--images 1 16 64] [--beam 5]
+    .venv/bin/python benchmarks/decoding.py [--rounds 3] [--images 1 16 64] [--beam 5] [--threads 1]
 
 The captioner is the decoder of the plain Transformer; its weights are copied into a Marian decoder of transformers,
 which has the same equations (post-norm, ReLU, scaled embeddings, position signals). Both are given the regions of each
 image as an image encoder would give them. Weights are random, but for the end token's: its row is fitted so that
-captions end after ten words or so, some sooner, some later. Rounds of both alternate on one thread; medians are
+captions end after ten words or so, some sooner, some later. Rounds of both alternate; medians are
 compared, and in every round the captions and their log probabilities must be the same, the best one and the whole list
 of n-best.
 
@@ -227,8 +227,9 @@ def main() -> None:
     parser.add_argument("--images", type=int, nargs="+", default=[1, 16, 64])
     parser.add_argument("--beam", type=int, default=5)
     parser.add_argument("--words", type=int, default=9563, help="of the vocabulary; CL's on COCO by default")
+    parser.add_argument("--threads", type=int, default=1)
     chosen = parser.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(chosen.threads)
     captioner = make_captioner(chosen.words)
     features = torch.randn(max(chosen.images), IDENTITY.regions, IDENTITY.width)
     teach_to_end(captioner, features)

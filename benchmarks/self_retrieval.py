@@ -1,11 +1,15 @@
 """Self-retrieval beside teacher forcing over all pairs: the same model, captions, images and ranks, in one run.
 
     .venv/bin/python benchmarks/self_retrieval.py RUN [--images 250 500 1000] [--captions captions.jsonl]
+    .venv/bin/python benchmarks/self_retrieval.py models/captioner --captions captions.jsonl --data dataset_coco.json
+        --images 4407 --part 60 [--threads 2]
 
-RUN is a finished run on Flickr8k; its `captions.jsonl` (as `tellapart evaluate RUN` leaves it) is ranked by default.
-"All pairs" is the plain way: every caption against every image by `log_prob`, in batches of captions of about one
-length against blocks of images, each image encoded once. It runs once for each number of images, between two runs of
-ours whose times are averaged, all on one thread. A rank may differ only where scores are closer than 1e-5.
+RUN is a finished run; its `captions.jsonl` (as `tellapart evaluate RUN` leaves it) is ranked by default. A model folder
+needs captions and data. "All pairs" is the plain way: every caption against every image by `log_prob`, in batches of
+captions of about one length against blocks of images, each image encoded once. It runs once for each number of images,
+between two runs of ours whose times are averaged. With `--part` it scores only so many captions, spread evenly,
+against all images; its time is then that for all captions, by their tokens, and only the ranks of these captions are
+compared. A rank may differ only where scores are closer than 1e-5.
 """
 
 from __future__ import annotations
@@ -20,10 +24,11 @@ from typing import TypeVar
 import numpy as np
 import torch
 
-from tellapart.captioners.base import Captioner
+from tellapart.captioners.base import Captioner, load_captioner
 from tellapart.data.features import FeatureStore
 from tellapart.data.prepare import prepare
-from tellapart.evaluation.self_retrieval import SHOWN, SelfRetrieval, self_retrieval
+from tellapart.data.settings import DataSettings
+from tellapart.evaluation.self_retrieval import SHOWN, self_retrieval
 from tellapart.files import read_jsonl
 from tellapart.metrics import rank_of_true
 from tellapart.run import open_run
@@ -60,31 +65,36 @@ def timed(call: Callable[[], T]) -> tuple[T, np.ndarray]:
     return found, np.array([time.perf_counter() - wall, time.process_time() - cpu])
 
 
-def check_same(found: SelfRetrieval, scores: np.ndarray) -> int:
+def check_same(ranks: np.ndarray, scores: np.ndarray, true: np.ndarray) -> int:
     """How many ranks differ; one that differs by more images than have scores closer than 1e-5 is an error."""
-    ranks = rank_of_true(scores, np.arange(len(scores)))
-    close = (np.abs(scores - np.diag(scores)[:, None]) < CLOSE).sum(axis=1) - 1
-    wrong = np.flatnonzero(np.abs(found.ranks - ranks) > close)
-    assert not len(wrong), f"{len(wrong)} ranks differ, the first that of caption {wrong[0]}"
-    return int((found.ranks != ranks).sum())
+    plain = rank_of_true(scores, true)
+    close = (np.abs(scores - scores[np.arange(len(true)), true][:, None]) < CLOSE).sum(axis=1) - 1
+    wrong = np.flatnonzero(np.abs(ranks - plain) > close)
+    assert not len(wrong), f"{len(wrong)} ranks differ, the first that of caption {true[wrong[0]]}"
+    return int((ranks != plain).sum())
 
 
-def compare(captioner: Captioner, store: FeatureStore, rows: list[int], captions: list[str]) -> float:
+def compare(captioner: Captioner, store: FeatureStore, rows: list[int], captions: list[str], part: int | None) -> float:
     """Prints times, savings and figures; gives our CPU seconds."""
+    scored = np.unique(np.linspace(0, len(captions) - 1, part or len(captions)).astype(int))
+    some = [captions[number] for number in scored]
     ours, before = timed(lambda: self_retrieval(captioner, store, rows, captions))
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
-    scores, plain = timed(lambda: all_pairs(captioner, store, rows, captions))
+    scores, plain = timed(lambda: all_pairs(captioner, store, rows, some))
+    plain *= sum(len(caption.split()) + 1 for caption in captions) / sum(len(caption.split()) + 1 for caption in some)
     again, after = timed(lambda: self_retrieval(captioner, store, rows, captions))
     assert (ours.ranks == again.ranks).all()
-    differ = check_same(ours, scores)
+    differ = check_same(ours.ranks[scored], scores, scored)
     seconds = (before + after) / 2
     shown, with_first = timed(lambda: self_retrieval(captioner, store, rows, captions, shown=SHOWN))
     assert (shown.ranks == ours.ranks).all()
     first = np.argsort(-scores, axis=1, kind="stable")[:, :SHOWN]
-    apart = np.abs(np.take_along_axis(scores, shown.first, 1) - np.take_along_axis(scores, first, 1)).max()
+    apart = np.abs(np.take_along_axis(scores, shown.first[scored], 1) - np.take_along_axis(scores, first, 1)).max()
     assert apart < CLOSE, f"the first images differ by {apart}"
     summary = ours.summary()
     print(f"{len(captions)} captions × {len(rows)} images, {len(set(captions))} different captions:")
+    if part:
+        print(f"  all pairs of {len(some)} captions only: time of all by tokens, ranks of these are compared")
     print(f"  all pairs         {plain[0]:8.1f} s wall {plain[1]:8.1f} s CPU")
     print(f"  tellapart         {seconds[0]:8.1f} s wall {seconds[1]:8.1f} s CPU")
     print(f"  ratio             {plain[0] / seconds[0]:8.1f}        {plain[1] / seconds[1]:8.1f}")
@@ -99,20 +109,29 @@ def compare(captioner: Captioner, store: FeatureStore, rows: list[int], captions
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("run", type=Path)
+    parser.add_argument("model", type=Path)
     parser.add_argument("--images", type=int, nargs="+", default=[250, 500, 1000])
     parser.add_argument("--captions", type=Path)
+    parser.add_argument("--data", help="of a model folder; a run has its own")
+    parser.add_argument("--prepared", default="prepared")
+    parser.add_argument("--part", type=int)
+    parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--split", default="test")
     chosen = parser.parse_args()
-    torch.set_num_threads(1)
-    run = open_run(chosen.run)
-    captioner, prepared = run.captioner, prepare(run.recipe.data)
-    said = {row["id"]: row["caption"] for row in read_jsonl(chosen.captions or run.folder / "captions.jsonl")}
+    torch.set_num_threads(chosen.threads)
+    if chosen.data is None:
+        run = open_run(chosen.model)
+        captioner, data = run.captioner, run.recipe.data
+    else:
+        captioner = load_captioner(chosen.model).eval()
+        data = DataSettings(source=chosen.data, encoder=captioner.encoder.name, prepared=chosen.prepared)
+    prepared = prepare(data)
+    said = {row["id"]: row["caption"] for row in read_jsonl(chosen.captions or chosen.model / "captions.jsonl")}
     records = [record for record in prepared.dataset.split(chosen.split) if record.id in said]
     rows = [prepared.dataset.row(record.id) for record in records]
     captions = [said[record.id] for record in records]
     sizes = sorted({min(images, len(rows)) for images in chosen.images})
-    seconds = [compare(captioner, prepared.store, rows[:images], captions[:images]) for images in sizes]
+    seconds = [compare(captioner, prepared.store, rows[:images], captions[:images], chosen.part) for images in sizes]
     for images, took in zip(sizes[1:], seconds[1:], strict=True):
         pairs, grown = (images / sizes[0]) ** 2, took / seconds[0]
         print(f"from {sizes[0]} to {images}: {pairs:.0f} times the pairs, {grown:.1f} times our CPU time")

@@ -1,4 +1,7 @@
-"""Shared by the benchmarks of speed: CPU times in alternating rounds, the bare cost of a run, and its row of a table.
+"""Shared by the benchmarks of speed: times in alternating rounds, the bare cost of a run, and its row of a table.
+
+Times are CPU time on one thread, so that other load counts little. On more threads they are wall-clock time, since CPU
+time adds up what the threads do side by side; measure them on a machine that does nothing else.
 
 The bare cost is what the matrix products of a run take alone: each shape as often as the run has it. Plain products go
 into memory that is there already and starts its rows at cache lines; those with weights in blocks
@@ -44,7 +47,7 @@ class Products(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def bare_cost(run: Callable[[], Any], repeats: int = 3) -> float:
-    """CPU seconds of the matrix products of a run alone, the best of some repeats."""
+    """Seconds of the matrix products of a run alone, the best of some repeats."""
     with Products() as products:
         run()
     total = 0.0
@@ -53,9 +56,9 @@ def bare_cost(run: Callable[[], Any], repeats: int = 3) -> float:
             multiply = _in_blocks(*sizes[1:]) if in_blocks else _plain(*sizes)
             times = []
             for _ in range(repeats + 1):
-                began = time.process_time()
+                began = clock()
                 multiply()
-                times.append(time.process_time() - began)
+                times.append(clock() - began)
             total += count * min(times)
     return total
 
@@ -71,14 +74,19 @@ def _in_blocks(rows: int, inner: int, columns: int) -> Callable[[], Any]:
     return torch.no_grad()(lambda: layer(inputs))
 
 
-def cpu_seconds(runs: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """The best CPU seconds of each, in alternating rounds; the first round warms up."""
+def clock() -> float:
+    """Seconds: CPU time on one thread, wall-clock time on more."""
+    return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
+
+
+def best_seconds(runs: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
+    """The best seconds of each, in alternating rounds; the first round warms up."""
     best = dict.fromkeys(runs, float("inf"))
     for number in range(rounds + 1):
         for name, run in runs.items():
-            began = time.process_time()
+            began = clock()
             run()
-            taken = time.process_time() - began
+            taken = clock() - began
             if number:
                 best[name] = min(best[name], taken)
     return best
