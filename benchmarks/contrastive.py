@@ -24,6 +24,7 @@ from made_up import IDENTITY, WORDS, make_data
 from side_by_side import clock
 
 from tellapart.captioners.adaptive import AdaptiveAttention, AdaptiveAttentionSettings
+from tellapart.captioners.base import Captioner
 from tellapart.data.batches import Batch, BatchSource, Kind
 from tellapart.engine.schedule import make_optimiser
 from tellapart.engine.settings import TrainingSettings
@@ -58,14 +59,14 @@ def stepper(
     return step
 
 
-def gradients(target: AdaptiveAttention, loss: torch.Tensor) -> list[torch.Tensor]:
+def gradients(target: Captioner, loss: torch.Tensor) -> list[torch.Tensor]:
     return list(torch.autograd.grad(loss, list(target.parameters())))
 
 
-def plain_loss(target: AdaptiveAttention, reference: AdaptiveAttention, batch: Batch) -> torch.Tensor:
+def plain_loss(target: Captioner, reference: Captioner, batch: Batch) -> torch.Tensor:
     """The loss with every pair of image and caption encoded and scored by itself."""
 
-    def scores(model: AdaptiveAttention, kind: Kind) -> torch.Tensor:
+    def scores(model: Captioner, kind: Kind) -> torch.Tensor:
         rows = batch.pairs.of(kind)
         tokens = model.tokenize([batch.captions[row] for row in batch.pairs.caption_row[rows].tolist()])
         features = batch.features[IDENTITY.name][batch.pairs.image_row[rows]]
@@ -78,7 +79,7 @@ def plain_loss(target: AdaptiveAttention, reference: AdaptiveAttention, batch: B
     return contrastive_loss(of_target[0], of_reference[0], of_target[1], of_reference[1])
 
 
-def check_gradients(make: Callable[[], Contrastive], reference: AdaptiveAttention, source: BatchSource) -> None:
+def check_gradients(make: Callable[[], Contrastive], reference: Captioner, source: BatchSource) -> None:
     """The gradients of the three steps equal those of the plain way, to 1e-4 of the largest of each weight."""
     plain = make().target
     wanted = gradients(plain, plain_loss(plain, reference, source.at(0)))

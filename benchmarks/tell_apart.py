@@ -12,8 +12,9 @@ picture), and captions of tell-apart with all its parts and with each part left 
 `gap closed` is (tell-apart − plain) / (people − plain), with a 95 % interval from resampling the pictures. It
 means nothing if the judge finds people's captions no better than plain ones.
 
-`--tune` tries weights on this split (use `--split val`, and another judge than for the final figures) and prints those
-that succeed most often at 95 % and 90 % of the plain captions' CIDEr-D.
+`--tune` tries weights, and candidates without each of their sources, on this split (use `--split val`, and another
+judge than for the final figures). It prints those that succeed most often at 95 % and 90 % of the plain captions'
+CIDEr-D.
 """
 
 from __future__ import annotations
@@ -180,14 +181,16 @@ def select(scored: Sequence[Sequence[Scored]], settings: TellApartSettings, keep
     ]
 
 
+def but(*sources: str) -> Keep:
+    """Candidates of all sources but these."""
+    return lambda one: one.candidate.source not in sources
+
+
 def ablations(settings: TellApartSettings) -> Iterator[tuple[str, TellApartSettings, Keep]]:
     """What is measured: a name, the weights, and which candidates take part."""
 
     def only(*sources: str) -> Keep:
         return lambda one: one.candidate.source in sources
-
-    def but(source: str) -> Keep:
-        return lambda one: one.candidate.source != source
 
     def without(part: str) -> TellApartSettings:
         return settings.model_copy(update={part: 0.0})
@@ -222,18 +225,23 @@ def difference(told: NDArray[np.float64], plain: NDArray[np.float64]) -> str:
 
 
 def tune(scored: Sequence[Sequence[Scored]], settings: TellApartSettings, measure: Measure, plain: float) -> None:
-    """Try weights; print the best at two prices."""
-    grid = itertools.product((0.0, 0.3, 1.0, 2.0, 4.0), (0.0, 0.03, 0.1, 0.3), (0.0, 0.03, 0.1, 0.3))
+    """Try weights and sources of candidates; print the best at two prices."""
+    extra = sorted({one.candidate.source for own in scored for one in own} - {"plain", "beam"})
+    left_out = dict.fromkeys([(), *((source,) for source in extra), tuple(extra)])
+    # The captioner as listener is slow, so it has a weight only where `--set likelihood=…` asks for it.
+    likelihoods = (0.0, 0.03, 0.1, 0.3) if settings.likelihood else (0.0,)
     tried = []
-    for retrieval, likelihood, truth in grid:
-        weights = {"retrieval": retrieval, "likelihood": likelihood, "truth": truth}
-        captions = select(scored, settings.model_copy(update=weights))
-        tried.append((float(measure.success(captions).mean()), measure.cider(captions) / plain, weights))
+    for sources in left_out:
+        for retrieval, likelihood, truth in itertools.product((0.3, 0.6, 1.0, 1.5, 2.0), likelihoods, (0.0, 0.1, 0.3)):
+            weights = {"retrieval": retrieval, "likelihood": likelihood, "truth": truth}
+            captions = select(scored, settings.model_copy(update=weights), but(*sources))
+            row = {"without": " and ".join(sources) or "–", **weights}
+            tried.append((float(measure.success(captions).mean()), measure.cider(captions) / plain, row))
     for price in (0.95, 0.9):
         allowed = sorted((row for row in tried if row[1] >= price), key=lambda row: row[:2], reverse=True)
         print_table(
             [*tried[0][2], "found", "CIDEr-D of plain"],
-            [[*map(str, weights.values()), found, kept] for found, kept, weights in allowed[:8]],
+            [[*map(str, row.values()), found, kept] for found, kept, row in allowed[:12]],
             f"\nAt {price:.0%} of the plain captions' CIDEr-D",
         )
 
@@ -253,8 +261,7 @@ def main() -> None:
     parser.add_argument("--tune", action="store_true")
     parser.add_argument("--out", type=Path)
     chosen = parser.parse_args()
-    # All parts are measured, also those without weight by default.
-    settings = TellApartSettings.parse({}, [*(["likelihood=0.1"] if chosen.tune else []), *chosen.set])
+    settings = TellApartSettings.parse({}, chosen.set)
     encoder = load_captioner(chosen.model).encoder.name
     data = DataSettings(source=chosen.data, encoder=encoder, prepared=chosen.prepared, store=chosen.store)
     images = Images(prepare(data), chosen.split, chosen.images, chosen.group_size)
