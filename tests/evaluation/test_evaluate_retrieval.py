@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from tellapart import cli
-from tellapart.data.features import FeatureStore, Part
+from tellapart.data.features import FeatureStore
+from tellapart.data.parts import Part
 from tellapart.data.prepare import Prepared
 from tellapart.engine import loop
 from tellapart.errors import DataError, RecipeError, RunError

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from support.tiny import WORDS, make_captioner, make_data, names
 from tellapart import cli
 from tellapart.captioners.base import Captioner
-from tellapart.data.features import FeatureStore, Part
+from tellapart.data.features import FeatureStore
+from tellapart.data.parts import Part
 from tellapart.data.prepare import Prepared
 from tellapart.decoding.ensemble import Ensemble
 from tellapart.decoding.search import decode_rows

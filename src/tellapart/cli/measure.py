@@ -207,7 +207,7 @@ def self_retrieval(
 
     The same command continues after an interruption.
     """
-    from tellapart.data.features import Part
+    from tellapart.data.parts import Part
     from tellapart.evaluation.self_retrieval_study import self_retrieval_study
     from tellapart.run import open_run
     from tellapart.terminal import print_table

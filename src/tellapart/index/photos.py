@@ -16,8 +16,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from tellapart.data.features import BATCH, WHOLE, Part, encode_batches
+from tellapart.data.encoding import BATCH, encode_batches
 from tellapart.data.images import load_image
+from tellapart.data.parts import WHOLE, Part
 from tellapart.data.pictures import stamp_of
 from tellapart.data.records import Dataset, Record
 from tellapart.data.rows import read_grid
