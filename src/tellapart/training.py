@@ -48,7 +48,8 @@ from tellapart.files import (
 from tellapart.models import Model, enough_memory, load_model, model_digest
 from tellapart.objectives.base import Objective, Roles, Start
 from tellapart.progress import OnProgress, show_progress, show_slow
-from tellapart.recipe import DATA_PATHS, ENTROPY, Recipe, Upstream, is_model_folder, read_recipe
+from tellapart.recipe import ENTROPY, Recipe, Upstream
+from tellapart.recipe_files import DATA_PATHS, is_model_folder, read_recipe
 from tellapart.retrievers.base import Retriever
 from tellapart.run import Run, check_data_exists, check_run_folder, open_run, read_state
 from tellapart.shipped import find_model, is_shipped, shipped_name

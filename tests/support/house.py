@@ -34,6 +34,7 @@ WORDS = {
     "evaluation": "measure, rank, compare",
     "run": "a run folder",
     "recipe": "what an experiment is",
+    "recipe_files": "read, extend, inherit",
     "engine": "steps, checkpoints, processes",
     "objectives": "what a step minimises",
     "decoding": "beams, samples, contrast",
