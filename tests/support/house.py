@@ -31,6 +31,7 @@ WORDS = {
     "index": "search by words or picture",
     "pages": "reports, galleries, plots",
     "training": "from a recipe to a run",
+    "assembling": "objective, models, batches",
     "evaluation": "measure, rank, compare",
     "run": "a run folder",
     "recipe": "what an experiment is",
