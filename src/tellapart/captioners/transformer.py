@@ -102,10 +102,10 @@ class Attention(nn.Module):
 
         With `maps`, ln of the weights `[batch, heads, n, items]` is added to them, before dropout.
         """
-        mixed: torch.Tensor = self.mix(self.found(self.query(queries), keys_and_values, causal, maps))
+        mixed: torch.Tensor = self.mix(self.weighted_values(self.query(queries), keys_and_values, causal, maps))
         return mixed
 
-    def found(
+    def weighted_values(
         self,
         queries: torch.Tensor,
         keys_and_values: KeysAndValues,
@@ -230,7 +230,7 @@ class DecoderLayer(nn.Module):
     ) -> list[torch.Tensor]:
         """What words find in each encoder layer; only attention itself is by groups, which have empty places."""
         queries = grouping.group(self.look.query(words))
-        return [self.look.mix(grouping.ungroup(self.look.found(queries, one, maps=maps))) for one in image]
+        return [self.look.mix(grouping.ungroup(self.look.weighted_values(queries, one, maps=maps))) for one in image]
 
     def forward(
         self,

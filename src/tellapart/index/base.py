@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -73,6 +73,14 @@ class File:
     time: int
     content: str
     caption: str
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> File:
+        """The file of a stored row, which may have other columns too."""
+        return cls(**{name: row[name] for name in FILE_COLUMNS})
+
+
+FILE_COLUMNS = [field.name for field in fields(File)]
 
 
 @dataclass(frozen=True)
