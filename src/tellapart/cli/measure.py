@@ -27,7 +27,7 @@ PANEL = "Measuring"  # in the help
 
 
 def _open_runs(named: list[str], by_folder: bool = False) -> dict[str, Run]:
-    """Open runs given as LABEL=RUN; with `by_folder` a run without a label is called as its folder."""
+    """Open runs given as LABEL=RUN; with `by_folder` a run without a label is named after its folder."""
     from tellapart.run import open_run
 
     opened: dict[str, Run] = {}

@@ -9,7 +9,7 @@ from tellapart.errors import StoreError
 
 @dataclass(frozen=True)
 class Part:
-    """One of `of` parts of a work; `index` counts from 0."""
+    """One of `of` parts of some work; `index` counts from 0."""
 
     index: int = 0
     of: int = 1

@@ -118,7 +118,7 @@ class Where:
     before: int | None = None
 
     def like(self) -> str | None:
-        r"""The pattern as SQL's LIKE writes it, with `\` before signs that mean themselves.
+        r"""The pattern as SQL's LIKE writes it, with `\` before signs that stand for themselves.
 
         >>> Where("IMG_*.jpg").like()
         '%/IMG\\_%.jpg'
@@ -133,7 +133,7 @@ ALL = Where()
 
 
 def escape_like(text: str) -> str:
-    r"""A text that means itself in a LIKE pattern."""
+    r"""Escape the signs of a LIKE pattern, so that the text is searched as it is."""
     return text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
 
 
@@ -182,7 +182,7 @@ class Store(ABC):
 
     @abstractmethod
     def sample(self, count: int, with_caption: bool) -> list[Photo]:
-        """Some rows, if asked for only such with a caption."""
+        """Some rows; with `with_caption` only those that have one."""
 
     @abstractmethod
     def has_captions(self) -> bool:
@@ -214,7 +214,7 @@ class Store(ABC):
 
 
 def blocks(items: Sequence[str]) -> Iterator[Sequence[str]]:
-    """At most `ROWS` at a time."""
+    """The items in blocks of at most `ROWS`."""
     for start in range(0, len(items), ROWS):
         yield items[start : start + ROWS]
 

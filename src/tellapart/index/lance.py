@@ -94,7 +94,7 @@ class LanceStore(Store):
         return cls(folder, made)
 
     def _is_new(self) -> bool:
-        """Whether the table was not made yet; a process may have been killed while it did."""
+        """Whether the table is not there yet; a process may have been killed while making it."""
         table = self.folder / f"{TABLE}.lance"
         return not any((table / "_versions").glob("*.manifest")) and not any((table / "data").glob("*"))
 

@@ -462,7 +462,7 @@ def _named(made: Made) -> str:
 
 
 def _telling_words(query: str) -> str:
-    """A query without words that say nothing; as it is if it has no others.
+    """The query without empty words such as "the"; the whole query if it has no others.
 
     >>> _telling_words("Two dogs on a beach"), _telling_words("it is")
     ('Two dogs beach', 'it is')
