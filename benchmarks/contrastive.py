@@ -21,42 +21,17 @@ from collections.abc import Callable
 
 import torch
 from made_up import IDENTITY, WORDS, make_data
-from side_by_side import clock
+from training_steps import LONG, alternate, stepper
 
 from tellapart.captioners.adaptive import AdaptiveAttention, AdaptiveAttentionSettings
 from tellapart.captioners.base import Captioner
 from tellapart.data.batches import Batch, BatchSource, Kind
-from tellapart.engine.schedule import make_optimiser
-from tellapart.engine.settings import TrainingSettings
-from tellapart.objectives.base import Objective, Progress, Roles
+from tellapart.objectives.base import Progress, Roles
 from tellapart.objectives.contrastive import Contrastive, ContrastiveSettings, contrastive_loss
 from tellapart.objectives.likelihood import Likelihood, LikelihoodSettings
 from tellapart.text import Vocabulary
 
-ONE_EPOCH, LONGER = Progress(0, 1), Progress(0, 1000)
-
-
-def stepper(
-    objective: Objective, source: BatchSource, progress: Progress, known: bool = False
-) -> Callable[[int], float]:
-    """A function that trains one step and gives its seconds; the batch is drawn before the clock starts."""
-    optimiser = make_optimiser(TrainingSettings(steps=1), objective.target.parameters())
-    objective.train()
-
-    def step(number: int) -> float:
-        batch = source.at(number)
-        if known:
-            assert isinstance(objective, Contrastive)
-            objective._reference_negative(batch, Kind.NEGATIVE)
-        began = clock()
-        total = objective(batch, progress)["loss"]
-        optimiser.zero_grad(set_to_none=True)
-        (total.sum / total.count).backward()
-        torch.nn.utils.clip_grad_norm_(objective.target.parameters(), 5.0)
-        optimiser.step()
-        return clock() - began
-
-    return step
+ONE_EPOCH = Progress(0, 1)
 
 
 def gradients(target: Captioner, loss: torch.Tensor) -> list[torch.Tensor]:
@@ -83,7 +58,7 @@ def check_gradients(make: Callable[[], Contrastive], reference: Captioner, sourc
     """The gradients of the three steps equal those of the plain way, to 1e-4 of the largest of each weight."""
     plain = make().target
     wanted = gradients(plain, plain_loss(plain, reference, source.at(0)))
-    for progress, known in ((ONE_EPOCH, False), (LONGER, False), (LONGER, True)):
+    for progress, known in ((ONE_EPOCH, False), (LONG, False), (LONG, True)):
         objective, batch = make(), source.at(0)
         if known:
             objective._reference_negative(batch, Kind.NEGATIVE)
@@ -117,18 +92,19 @@ def main() -> None:
     source = BatchSource(*data, "train", 16, negatives=chosen.negatives)
     check_gradients(contrast, reference, source)
     likelihood = Likelihood(LikelihoodSettings(), Roles(copy.deepcopy(model)))
+    knowing = contrast()
+
+    def know_all(batch: Batch) -> None:
+        knowing._reference_negative(batch, Kind.NEGATIVE)
+
     steps = {
-        "likelihood": stepper(likelihood, plain, LONGER),
+        "likelihood": stepper(likelihood, plain),
         "contrastive, the reference scores all pairs": stepper(contrast(), source, ONE_EPOCH),
-        "contrastive, true pairs known": stepper(contrast(), source, LONGER),
-        "contrastive, all pairs known": stepper(contrast(), source, LONGER, known=True),
+        "contrastive, true pairs known": stepper(contrast(), source),
+        "contrastive, all pairs known": stepper(knowing, source, before=know_all),
     }
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for number in range(chosen.rounds + 1):
-        for name, step in steps.items():
-            taken = step(number)
-            if number > 0:  # the first warms up; in it the reference scores the true pairs
-                seconds[name].append(taken)
+    # The first round, which is not counted, also has the reference score the true pairs.
+    seconds = alternate(steps, chosen.rounds)
     base = statistics.median(seconds["likelihood"])
     for name, times in seconds.items():
         median = statistics.median(times)

@@ -31,7 +31,7 @@ from tellapart.encoders import open_encoder
 from tellapart.evaluation.evaluate import evaluate
 from tellapart.evaluation.evaluate_retrieval import evaluate_retrieval
 from tellapart.progress import show_progress
-from tellapart.recipe import recipes_folder
+from tellapart.recipe_files import recipes_folder
 from tellapart.terminal import print_table
 from tellapart.training import train
 

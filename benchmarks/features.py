@@ -19,11 +19,12 @@ from pathlib import Path
 import torch
 from PIL import Image
 
-from tellapart.data.features import BATCH, write_store
+from tellapart.data.encoding import BATCH
 from tellapart.data.images import load_image
 from tellapart.data.prepare import open_dataset
 from tellapart.data.records import Dataset
 from tellapart.data.settings import DataSettings
+from tellapart.data.write_features import write_store
 from tellapart.encoders import open_encoder
 
 

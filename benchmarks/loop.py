@@ -19,12 +19,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from made_up import IDENTITY, WORDS, make_data
 
 from tellapart.captioners.adaptive import AdaptiveAttention, AdaptiveAttentionSettings
 from tellapart.data.batches import BatchSource
-from tellapart.data.features import FeatureStore
-from tellapart.data.records import Dataset, Record
-from tellapart.encoders.base import EncoderIdentity
 from tellapart.engine.loop import Trainer
 from tellapart.engine.processes import open_fabric
 from tellapart.engine.schedule import make_optimiser
@@ -32,24 +30,6 @@ from tellapart.engine.settings import TrainingSettings
 from tellapart.objectives.base import Progress, Roles
 from tellapart.objectives.likelihood import Likelihood, LikelihoodSettings
 from tellapart.text import Vocabulary
-
-IDENTITY = EncoderIdentity("made-up", "0", "none", regions=49, width=1280)
-WORDS = [f"word{number}" for number in range(2500)]
-
-
-def make_data(images: int = 128) -> tuple[Dataset, FeatureStore]:
-    rng = np.random.default_rng(0)
-    records = tuple(
-        Record(
-            str(number),
-            f"{number}.png",
-            "train" if number < images - 4 else "val",
-            tuple(" ".join(rng.choice(WORDS, size=rng.integers(8, 14))) for _ in range(5)),
-        )
-        for number in range(images)
-    )
-    dataset = Dataset("made-up", Path(), records)
-    return dataset, FeatureStore(rng.normal(size=(images, 50, 1280)).astype(np.float16), IDENTITY, dataset.digest)
 
 
 def make_objective(size: AdaptiveAttentionSettings) -> Likelihood:
@@ -91,7 +71,7 @@ def ours(
 def compare(size: AdaptiveAttentionSettings, images_per_batch: int, rounds: int, steps: int) -> tuple[float, float]:
     """Prints and gives the median step of both."""
     settings = TrainingSettings(steps=steps, validate_every=10_000, log_every=20, schedule="constant")
-    data = make_data()
+    data = make_data(128, validation=4)
     batches, validation = (BatchSource(*data, split, images_per_batch) for split in ("train", "val"))
     loop_steps: list[float] = []
     bare_steps: list[float] = []

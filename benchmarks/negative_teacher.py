@@ -12,22 +12,20 @@ from __future__ import annotations
 import argparse
 import copy
 import statistics
-import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from made_up import IDENTITY, WORDS, make_data
+from training_steps import alternate, stepper
 
 from tellapart import registry
 from tellapart.data.batches import BatchSource
-from tellapart.engine.schedule import make_optimiser
-from tellapart.engine.settings import TrainingSettings
-from tellapart.objectives.base import Objective, Progress, Roles
+from tellapart.objectives.base import Progress, Roles
 from tellapart.objectives.likelihood import Likelihood, LikelihoodSettings
 from tellapart.objectives.negative_teacher import NegativeTeacher, NegativeTeacherSettings
 from tellapart.text import Vocabulary
 
+HALF_WAY = Progress(500, 1000)
 NO_ATTENTION = {"self_attention": False, "cross_attention": False}
 # What is timed -> settings.
 CASES: dict[str, dict[str, Any]] = {
@@ -36,26 +34,6 @@ CASES: dict[str, dict[str, Any]] = {
     "L_pred": {"hidden": False, **NO_ATTENTION},
     "hard L_pred": {"prediction": "hard", "hidden": False, **NO_ATTENTION},
 }
-
-
-def stepper(objective: Objective, source: BatchSource) -> Callable[[int], float]:
-    """A function that trains one step and gives its seconds; the batch is drawn before the clock starts."""
-    optimiser = make_optimiser(TrainingSettings(steps=1), objective.target.parameters())
-    objective.train()
-
-    def step(number: int) -> float:
-        batch = source.at(number)
-        began = time.process_time()
-        totals = objective(batch, Progress(500, 1000))
-        optimiser.zero_grad(set_to_none=True)
-        torch.autograd.backward(
-            torch.stack([totals[name].sum / totals[name].count for name in objective.losses()]).sum()
-        )
-        torch.nn.utils.clip_grad_norm_(objective.target.parameters(), 5.0)
-        optimiser.step()
-        return time.process_time() - began
-
-    return step
 
 
 def main() -> None:
@@ -79,16 +57,10 @@ def main() -> None:
 
     cases = {name: settings for name, settings in CASES.items() if is_transformer or "L_att" not in name}
     steps = {
-        "likelihood": stepper(Likelihood(LikelihoodSettings(), Roles(copy.deepcopy(model))), source),
-        **{name: stepper(avoiding(settings), source) for name, settings in cases.items()},
+        "likelihood": stepper(Likelihood(LikelihoodSettings(), Roles(copy.deepcopy(model))), source, HALF_WAY),
+        **{name: stepper(avoiding(settings), source, HALF_WAY) for name, settings in cases.items()},
     }
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for number in range(chosen.rounds + 1):
-        for name, step in steps.items():
-            taken = step(number)
-            if number > 0:  # the first warms up
-                seconds[name].append(taken)
-    medians = {name: statistics.median(times) for name, times in seconds.items()}
+    medians = {name: statistics.median(times) for name, times in alternate(steps, chosen.rounds).items()}
     print(f"{chosen.captioner}, {len(WORDS):,} words, {chosen.images} images a step, two captions each")
     for name, median in medians.items():
         print(f"{name:22} {1000 * median:7.0f} ms: {median / medians['likelihood']:5.2f} times likelihood")

@@ -9,7 +9,7 @@ time of reading a checkpoint and of embedding images and captions is not in it: 
 Relative to the bare matrix product of the same blocks, in float32 into the same memory: at 100 % the sums cost nothing
 on top of it. Checked: a few captions against the whole row in float64.
 
-CPU time on one thread, alternating rounds, medians; the issue asks for at most 20 minutes and 2 GB in all.
+CPU time on one thread, alternating rounds, medians; the aim is at most 20 minutes and 2 GB in all.
 """
 
 from __future__ import annotations

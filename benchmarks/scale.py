@@ -27,7 +27,7 @@ from PIL import Image
 
 from tellapart.data import neighbours
 from tellapart.data.batches import BatchSource
-from tellapart.data.features import FeatureStore, write_store
+from tellapart.data.features import FeatureStore
 from tellapart.data.inspect import inspect_dataset
 from tellapart.data.neighbours import nearest_images, nearest_in_store
 from tellapart.data.pictures import PICTURE
@@ -36,6 +36,7 @@ from tellapart.data.readers import read_dataset
 from tellapart.data.records import Dataset
 from tellapart.data.rows import array_layout
 from tellapart.data.settings import NegativeSettings
+from tellapart.data.write_features import write_store
 from tellapart.encoders.base import EncoderIdentity
 from tellapart.files import write_json
 from tellapart.text import Vocabulary

@@ -20,13 +20,12 @@ from collections.abc import Callable
 import numpy as np
 import torch
 from made_up import IDENTITY, WORDS, make_data
+from training_steps import alternate, stepper
 
 from tellapart.captioners.adaptive import AdaptiveAttention, AdaptiveAttentionSettings
 from tellapart.data.batches import BatchSource
-from tellapart.engine.schedule import make_optimiser
-from tellapart.engine.settings import TrainingSettings
 from tellapart.metrics.token_cider import TokenCaptions, TokenReferences
-from tellapart.objectives.base import Objective, Progress, Roles
+from tellapart.objectives.base import Roles
 from tellapart.objectives.likelihood import Likelihood, LikelihoodSettings
 from tellapart.objectives.rewards import Samples
 from tellapart.objectives.self_critical import SelfCritical, SelfCriticalSettings
@@ -40,24 +39,6 @@ def made_up_references(captions: int) -> TokenReferences:
     weights = 1 / np.arange(1, len(WORDS) + 1)
     tokens = len(SPECIALS) + rng.choice(len(WORDS), size=lengths.sum(), p=weights / weights.sum())
     return TokenReferences(TokenCaptions(tokens.astype(np.int32), lengths), np.full(captions // 5, 5))
-
-
-def stepper(objective: Objective, source: BatchSource) -> Callable[[int], float]:
-    """A function that trains one step and gives its seconds; the batch is drawn before the clock starts."""
-    optimiser = make_optimiser(TrainingSettings(steps=1), objective.target.parameters())
-    objective.train()
-
-    def step(number: int) -> float:
-        batch = source.at(number)
-        began = time.process_time()
-        total = objective(batch, Progress(0, 1000))["loss"]
-        optimiser.zero_grad(set_to_none=True)
-        (total.sum / total.count).backward()
-        torch.nn.utils.clip_grad_norm_(objective.target.parameters(), 5.0)
-        optimiser.step()
-        return time.process_time() - began
-
-    return step
 
 
 def rewarder(objective: SelfCritical, source: BatchSource) -> Callable[[int], float]:
@@ -109,13 +90,7 @@ def main() -> None:
         "  of it, the rewards": rewarder(both, source),
         "self-critical, cider, greedy baseline": stepper(greedy, source),
     }
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for number in range(chosen.rounds + 1):
-        for name, step in steps.items():
-            taken = step(number)
-            if number > 0:  # the first warms up
-                seconds[name].append(taken)
-    medians = {name: statistics.median(times) for name, times in seconds.items()}
+    medians = {name: statistics.median(times) for name, times in alternate(steps, chosen.rounds).items()}
     whole = medians["likelihood"]
     for name, median in medians.items():
         if name.startswith(" "):

@@ -13,41 +13,20 @@ from __future__ import annotations
 import argparse
 import copy
 import statistics
-import time
-from collections.abc import Callable
 
 import torch
 from made_up import IDENTITY, WORDS, make_data
+from training_steps import alternate, stepper
 
 from tellapart import registry
 from tellapart.data.batches import BatchSource
-from tellapart.engine.schedule import make_optimiser
-from tellapart.engine.settings import TrainingSettings
-from tellapart.objectives.base import Objective, Progress, Roles
+from tellapart.objectives.base import Roles
 from tellapart.objectives.likelihood import Likelihood, LikelihoodSettings
 from tellapart.objectives.specificity import LOSSES, Specificity, SpecificitySettings
 from tellapart.retrievers.ranking import Ranking, RankingSettings
 from tellapart.text import END, Vocabulary
 
 MAX_WORDS = 11
-
-
-def stepper(objective: Objective, source: BatchSource) -> Callable[[int], float]:
-    """A function that trains one step and gives its seconds; the batch is drawn before the clock starts."""
-    optimiser = make_optimiser(TrainingSettings(steps=1), objective.target.parameters())
-    objective.train()
-
-    def step(number: int) -> float:
-        batch = source.at(number)
-        began = time.process_time()
-        total = objective(batch, Progress(0, 1000))["loss"]
-        optimiser.zero_grad(set_to_none=True)
-        (total.sum / total.count).backward()
-        torch.nn.utils.clip_grad_norm_(objective.target.parameters(), 5.0)
-        optimiser.step()
-        return time.process_time() - began
-
-    return step
 
 
 def main() -> None:
@@ -79,13 +58,7 @@ def main() -> None:
         **{f"specificity, {loss}": stepper(specific(loss), source) for loss in LOSSES},
         "specificity, ccos, gumbel": stepper(specific("ccos", decoding="gumbel"), source),
     }
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for number in range(chosen.rounds + 1):
-        for name, step in steps.items():
-            taken = step(number)
-            if number > 0:  # the first warms up
-                seconds[name].append(taken)
-    medians = {name: statistics.median(times) for name, times in seconds.items()}
+    medians = {name: statistics.median(times) for name, times in alternate(steps, chosen.rounds).items()}
     print(f"{chosen.captioner}, {len(WORDS):,} words, {chosen.images} images a step, one caption each")
     for name, median in medians.items():
         print(f"{name:28} {1000 * median:7.0f} ms: {median / medians['likelihood']:5.2f} times likelihood")

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from made_up import WORDS
 from torch.nn import functional
 
 from tellapart.captioners.adaptive import AdaptiveAttention, AdaptiveAttentionSettings
@@ -26,8 +27,6 @@ from tellapart.captioners.base import words_before
 from tellapart.captioners.updown import UpDown, UpDownSettings
 from tellapart.encoders.base import EncoderIdentity
 from tellapart.text import PAD, Vocabulary
-
-WORDS = [f"word{number}" for number in range(2500)]
 
 StepByStep = Callable[[Any, torch.Tensor, torch.Tensor], torch.Tensor]
 

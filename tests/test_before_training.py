@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from support.workers import assert_equal_runs
-from tellapart import training
+from tellapart import assembling
 from tellapart.engine.loop import Interrupted
 from tellapart.errors import DataError
 from tellapart.objectives import reference_scores as module
@@ -70,14 +70,14 @@ def test_ctrl_c_while_scoring_loses_at_most_a_block(tmp_path: Path, monkeypatch:
 def test_a_reference_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its scores are then kept in the folder of the training."""
     reference = run_recipe(recipe("adaptive-mle", tmp_path), tmp_path / "runs").folder
-    check = training.check_folder
+    check = assembling.check_folder
 
     def check_folder(folder: Path) -> None:
         if folder.name == reference.name:
             raise DataError("read only")
         check(folder)
 
-    monkeypatch.setattr(training, "check_folder", check_folder)
+    monkeypatch.setattr(assembling, "check_folder", check_folder)
     upstream = Upstream.model_validate({"from": str(reference)})
     roles = {"start": upstream, "roles": {"reference": upstream}}
     run = run_recipe(recipe("adaptive-cl", tmp_path).model_copy(update=roles), tmp_path / "runs")

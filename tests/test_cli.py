@@ -17,7 +17,7 @@ import yaml
 from support.help import rendered_help
 from tellapart import cli
 from tellapart.cli.commands import app
-from tellapart.recipe import recipes_folder, shipped_recipes
+from tellapart.recipe_files import recipes_folder, shipped_recipes
 
 RECIPES = recipes_folder()
 VERBS = (
@@ -247,7 +247,7 @@ def test_an_interrupt_prints_a_message(run: Run, monkeypatch: pytest.MonkeyPatch
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("tellapart.recipe.recipes_folder", interrupted)
+    monkeypatch.setattr("tellapart.recipe_files.recipes_folder", interrupted)
     result = run("recipes")
     assert result.status == 130
     assert result.err.endswith("are kept, the same command continues\n")
@@ -257,7 +257,7 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     def bug(*_: Any) -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr("tellapart.recipe.recipes_folder", bug)
+    monkeypatch.setattr("tellapart.recipe_files.recipes_folder", bug)
     monkeypatch.setattr(sys, "argv", ["tellapart", "recipes"])
     with pytest.raises(ZeroDivisionError):
         cli.main()

@@ -14,7 +14,8 @@ from tellapart.captioning import caption
 from tellapart.demo import CONTROL, FEWER_SCENES, FEWER_UPDATES, RECIPES, START, TREATMENT, run_demo
 from tellapart.errors import RecipeError, RunError
 from tellapart.evaluation.compare import compare
-from tellapart.recipe import Recipe, recipes_folder
+from tellapart.recipe import Recipe
+from tellapart.recipe_files import recipes_folder
 from tellapart.run import open_run
 from tellapart.samples import ALIKE, PHOTOGRAPHS
 

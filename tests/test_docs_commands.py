@@ -22,7 +22,8 @@ from tellapart import registry
 from tellapart.cli import main
 from tellapart.cli.commands import app
 from tellapart.decoding.settings import DecodingSettings
-from tellapart.recipe import COMPONENTS, Recipe, recipes_folder
+from tellapart.recipe import Recipe
+from tellapart.recipe_files import COMPONENTS, recipes_folder
 from tellapart.studies.base import find_study
 from tellapart.telling_apart.settings import TellApartSettings
 

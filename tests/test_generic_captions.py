@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tellapart import training
+from tellapart import assembling
 from tellapart.data.batches import BatchSource
 from tellapart.evaluation.retrieval_entropy import retrieval_entropy
 from tellapart.models import Model
@@ -57,14 +57,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def sources(monkeypatch: pytest.MonkeyPatch) -> list[BatchSource]:
     """The training batches of each training, in order."""
     found: list[BatchSource] = []
-    assemble = training.assemble
+    assemble = assembling.assemble
 
     def watch(*arguments: Any, **options: Any) -> Any:
         objective, made = assemble(*arguments, **options)
         found.append(made["train"])
         return objective, made
 
-    monkeypatch.setattr(training, "assemble", watch)
+    monkeypatch.setattr(assembling, "assemble", watch)
     return found
 
 

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import yaml
 
-from tellapart import recipe as recipe_module
+from tellapart import recipe_files
 from tellapart.errors import RecipeError
-from tellapart.recipe import BUDGETS as BUDGET_NAMES
-from tellapart.recipe import Recipe, copy_recipe, read_yaml, recipes_folder, shipped_recipes
+from tellapart.recipe import Recipe, copy_recipe
+from tellapart.recipe_files import BUDGETS as BUDGET_NAMES
+from tellapart.recipe_files import read_yaml, recipes_folder, shipped_recipes
 from tellapart.training import train
 
 RECIPES = recipes_folder()
@@ -708,8 +709,8 @@ def test_a_recipe_that_many_point_to_is_read_once(write: Write, monkeypatch: pyt
         upstream = {"from": f"r{number + 1}.yaml"}
         write(f"r{number}", CHILD, name=f"r{number}", start=upstream, roles={"reference": upstream, "x": upstream})
     read: list[Path] = []
-    plain = recipe_module.read_yaml
-    monkeypatch.setattr(recipe_module, "read_yaml", lambda path: read.append(path) or plain(path))
+    plain = recipe_files.read_yaml
+    monkeypatch.setattr(recipe_files, "read_yaml", lambda path: read.append(path) or plain(path))
     with pytest.raises(RecipeError, match="no such role"):
         Recipe.load(write("r0", CHILD, name="r0", start={"from": "r1.yaml"}, roles={"x": {"from": "r1.yaml"}}))
     assert len(read) <= 2 * 9

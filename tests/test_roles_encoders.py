@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from tellapart.assembling import role_model
 from tellapart.errors import RunError
 from tellapart.recipe import Recipe
 from tellapart.run import Run
-from tellapart.training import role_model, run_recipe
+from tellapart.training import run_recipe
 
 TINY = ["data.scenes.train=12", "data.scenes.val=6", "data.scenes.test=6", "training.steps=2", "captioner.hidden=8"]
 

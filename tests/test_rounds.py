@@ -10,7 +10,8 @@ import pytest
 from tellapart.errors import RecipeError
 from tellapart.files import read_json
 from tellapart.models import model_digest
-from tellapart.recipe import Recipe, recipes_folder
+from tellapart.recipe import Recipe
+from tellapart.recipe_files import recipes_folder
 from tellapart.training import train_in_rounds
 
 TINY = [

@@ -153,15 +153,15 @@ def test_two_processes_train_in_a_new_folder(place: Path, tmp_path: Path) -> Non
 def test_a_run_finished_by_another_process_is_found(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    build = training._build
+    load = training.load_and_assemble
 
     def slow(*arguments: Any) -> Any:
         monkeypatch.undo()
         train(place / "mle.yaml", out=tmp_path / "mine")
         monkeypatch.setattr(training, "Trainer", lambda *_, **__: pytest.fail("trained twice"))
-        return build(*arguments)
+        return load(*arguments)
 
-    monkeypatch.setattr(training, "_build", slow)
+    monkeypatch.setattr(training, "load_and_assemble", slow)
     run = train(place / "mle.yaml", out=tmp_path / "mine")
     assert json.loads((run.folder / "run.json").read_text(encoding="utf-8"))["finished"]
 

@@ -182,7 +182,7 @@ def _read_piece(path: Path) -> dict[str, Any]:
 
 
 def _found(pieces: Pieces, start: int) -> dict[str, Any]:
-    """A piece that was there before."""
+    """Read a piece that is known to be finished."""
     piece = pieces.find(_piece_name(start), _read_piece)
     if piece is None:
         raise DataError(f"{_piece_name(start)}: this piece of unfinished captions is gone; run the same command again")

@@ -13,7 +13,8 @@ from tellapart.pages.base import data_address
 from tellapart.pages.report import check_report_folder, write_report
 from tellapart.pages.tables import print_comparison
 from tellapart.progress import duration
-from tellapart.recipe import Recipe, recipes_folder
+from tellapart.recipe import Recipe
+from tellapart.recipe_files import recipes_folder
 from tellapart.run import Run
 from tellapart.samples import ALIKE, PHOTOGRAPHS
 from tellapart.telling_apart.output import page_values

@@ -22,12 +22,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tellapart.data import features
-from tellapart.data.features import FeatureStore, Part, encode_batches, write_store
+from tellapart.data import write_features
+from tellapart.data.encoding import encode_batches
+from tellapart.data.features import FeatureStore
+from tellapart.data.parts import Part
 from tellapart.data.prepare import prepare_part
 from tellapart.data.records import Dataset, Record
 from tellapart.data.rows import StoreType, pack
 from tellapart.data.settings import DataSettings
+from tellapart.data.write_features import write_store
 from tellapart.encoders.base import EncoderIdentity
 from tellapart.errors import DataError, StoreError
 
@@ -79,13 +82,13 @@ def dataset(tmp_path: Path) -> Dataset:
 
 
 def small_shards() -> None:
-    features.SHARD, features.BATCH = SHARD, BATCH
+    write_features.SHARD, write_features.BATCH = SHARD, BATCH
 
 
 @pytest.fixture(autouse=True)
 def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(features, "SHARD", SHARD)
-    monkeypatch.setattr(features, "BATCH", BATCH)
+    monkeypatch.setattr(write_features, "SHARD", SHARD)
+    monkeypatch.setattr(write_features, "BATCH", BATCH)
 
 
 @pytest.fixture
@@ -299,12 +302,13 @@ def test_processes_prepare_new_scenes_in_parts(tmp_path: Path) -> None:
     """Both render the scenes, each encodes its part, and the last one finishes the store."""
     code = """
 import sys
-from tellapart.data import features
+from tellapart.data import write_features
+from tellapart.data.parts import Part
 from tellapart.data.prepare import prepare_part
 from tellapart.data.settings import DataSettings
-features.SHARD = 4
+write_features.SHARD = 4
 settings = DataSettings(source="scenes", scenes={"train": 12, "val": 4, "test": 4}, prepared=sys.argv[1])
-print(prepare_part(settings, features.Part.parse(sys.argv[2])) is not None)
+print(prepare_part(settings, Part.parse(sys.argv[2])) is not None)
 """
     command = [sys.executable, "-c", code, str(tmp_path / "prepared")]
     running = [
@@ -398,7 +402,7 @@ def test_killed_while_finishing(
 ) -> None:
     """The array is in its place, the manifest is not: nothing is encoded again."""
     write_store(tmp_path / "whole", dataset, FakeEncoder(), kind=kind)
-    real = getattr(features, name)
+    real = getattr(write_features, name)
 
     def killed(path: Path, value: object) -> None:
         if path.name in ("manifest.json", "shard-000000048.done"):
@@ -406,7 +410,7 @@ def test_killed_while_finishing(
         real(path, value)
 
     with monkeypatch.context() as patch:
-        patch.setattr(features, name, killed)
+        patch.setattr(write_features, name, killed)
         with pytest.raises(KeyboardInterrupt):
             write_store(tmp_path / "store", dataset, FakeEncoder(), kind=kind)
     encoder = FakeEncoder()

@@ -9,10 +9,11 @@ import pytest
 from PIL import Image
 
 from support.tiny import IDENTITY, make_data
-from tellapart.data import features
+from tellapart.data import write_features
 from tellapart.data.batches import BatchSource
 from tellapart.data.features import FeatureStore
 from tellapart.data.images import load_image
+from tellapart.data.parts import Part
 from tellapart.data.prepare import Prepared, prepare, prepare_part
 from tellapart.data.records import Dataset, Record
 from tellapart.data.rows import StoreType, pack, read_grid
@@ -58,8 +59,8 @@ def dataset(tmp_path: Path) -> Dataset:
 
 @pytest.fixture(autouse=True)
 def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(features, "SHARD", 4)
-    monkeypatch.setattr(features, "BATCH", 2)
+    monkeypatch.setattr(write_features, "SHARD", 4)
+    monkeypatch.setattr(write_features, "BATCH", 2)
 
 
 def settings(folder: Path, kind: StoreType = "float16", mirrored: bool = True) -> DataSettings:
@@ -113,9 +114,7 @@ def test_stopped_and_continued_it_has_the_same_bytes(dataset: Dataset, tmp_path:
     assert files(stopped.folder) == files(straight.folder)
 
     parts = [
-        prepare_part(
-            settings(tmp_path / "parts", kind), features.Part(index, 2), encoder=HalvesEncoder(), dataset=dataset
-        )
+        prepare_part(settings(tmp_path / "parts", kind), Part(index, 2), encoder=HalvesEncoder(), dataset=dataset)
         for index in range(2)
     ]
     assert parts[0] is None

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tellapart import registry
-from tellapart.data.features import ImageEncoder as ImageEncoderOfTheStore
+from tellapart.data.write_features import ImageEncoder as ImageEncoderOfTheStore
 from tellapart.encoders import base, open_encoder
 from tellapart.encoders.base import EncoderIdentity, accelerator
 from tellapart.encoders.efficientnet import EfficientNetLite

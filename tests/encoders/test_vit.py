@@ -15,8 +15,8 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from support.close import assert_close
-from tellapart.data.features import write_store
 from tellapart.data.records import Dataset, Record
+from tellapart.data.write_features import write_store
 from tellapart.encoders import int8, open_encoder, vit, vit_weights
 from tellapart.encoders.export import pack_weights
 from tellapart.encoders.int8 import noise_pictures, smooth

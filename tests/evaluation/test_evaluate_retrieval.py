@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from tellapart import cli
-from tellapart.data.features import FeatureStore, Part
+from tellapart.cli import measure as commands
+from tellapart.data.features import FeatureStore
+from tellapart.data.parts import Part
 from tellapart.data.prepare import Prepared
 from tellapart.engine import loop
 from tellapart.errors import DataError, RecipeError, RunError
@@ -270,7 +271,7 @@ def test_the_command_and_the_gallery(
     ranking: Run, place: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     other = train(place / "ranking.yaml", "seed=5", runs=place / "runs")
-    cli.measure.evaluate_retrieval(ranking.folder, "test", FOLD, other.folder, True, tmp_path)
+    commands.evaluate_retrieval(ranking.folder, "test", FOLD, other.folder, True, tmp_path)
     printed = capsys.readouterr().out
     measured = evaluate_retrieval(ranking, fold_size=FOLD, out=tmp_path)
     assert re.search(r"R@1 +R@5 +R@10 +median +mean rank", printed)
@@ -301,7 +302,7 @@ def test_outputs_of_the_users_are_refused_at_once(
         mine.unlink()
     (tmp_path / "gallery-val.html").write_text("<p>mine</p>", encoding="utf-8")
     with pytest.raises(DataError, match=r"gallery-val\.html: exists and was not written by tellapart"):
-        cli.measure.evaluate_retrieval(ranking.folder, "val", gallery=True, out=tmp_path)
+        commands.evaluate_retrieval(ranking.folder, "val", gallery=True, out=tmp_path)
     with pytest.raises(DataError, match=r"gallery-val\.html: this is a file, and a folder is needed"):
         evaluate_retrieval(ranking, "val", out=tmp_path / "gallery-val.html")
     assert [path.name for path in tmp_path.iterdir()] == ["gallery-val.html"]

@@ -21,7 +21,8 @@ from tellapart.evaluation import hard_negatives
 from tellapart.evaluation.hard_negatives import likely_captions
 from tellapart.files import read_json
 from tellapart.models import model_digest
-from tellapart.recipe import Recipe, recipes_folder
+from tellapart.recipe import Recipe
+from tellapart.recipe_files import recipes_folder
 from tellapart.training import run_recipe
 
 TINY = ["data.scenes={train: 12, val: 4, test: 3}", "data.min_count=1", "training.images_per_batch=4"]

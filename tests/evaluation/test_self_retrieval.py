@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from support.tiny import WORDS, make_captioner, make_data, names
-from tellapart import cli
 from tellapart.captioners.base import Captioner
-from tellapart.data.features import FeatureStore, Part
+from tellapart.cli import measure as commands
+from tellapart.data.features import FeatureStore
+from tellapart.data.parts import Part
 from tellapart.data.prepare import Prepared
 from tellapart.decoding.ensemble import Ensemble
 from tellapart.decoding.search import decode_rows
@@ -474,7 +475,7 @@ TRAIN = [DATASET.row(record.id) for record in DATASET.split("train")]
 def test_the_command(
     runs: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cli.measure.self_retrieval(tmp_path / "a", split="train")
+    commands.self_retrieval(tmp_path / "a", split="train")
     printed = capsys.readouterr().out
     out = tmp_path / "a" / "self-retrieval"
     rows = read_jsonl(out / "ranks.jsonl")
@@ -488,7 +489,7 @@ def test_the_command(
     assert all(name in printed for name in figures)
     assert [path.suffix for path in (tmp_path / "a" / "ranks").iterdir()] == [".json"], "finished blocks are removed"
     monkeypatch.setattr(judge, "self_retrieval_part", None)  # a second call finds it all
-    cli.measure.self_retrieval(tmp_path / "a", split="train")
+    commands.self_retrieval(tmp_path / "a", split="train")
     assert capsys.readouterr().out == printed
 
 
@@ -511,13 +512,13 @@ def test_the_command_in_parts(
     runs: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "SHARD", 2)
-    cli.measure.self_retrieval(tmp_path / "a", split="train", part="2/2", out=tmp_path / "out")
+    commands.self_retrieval(tmp_path / "a", split="train", part="2/2", out=tmp_path / "out")
     assert "part 2/2 is ranked" in capsys.readouterr().out
     assert not (tmp_path / "out" / "self_retrieval.json").exists()
-    cli.measure.self_retrieval(tmp_path / "a", split="train", part="1/2", out=tmp_path / "out")
+    commands.self_retrieval(tmp_path / "a", split="train", part="1/2", out=tmp_path / "out")
     assert "mean_rank" in capsys.readouterr().out
     with pytest.raises(StoreError, match="'3/2' is not a part"):
-        cli.measure.self_retrieval(tmp_path / "a", part="3/2")
+        commands.self_retrieval(tmp_path / "a", part="3/2")
 
 
 def test_outputs_are_checked_before_the_ranking(

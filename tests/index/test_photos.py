@@ -15,8 +15,8 @@ from PIL import Image
 
 from support.photos import ColourEncoder, make_picture, make_pictures, make_retriever_folder
 from tellapart import shipped
-from tellapart.data.features import Part
 from tellapart.data.images import load_image
+from tellapart.data.parts import Part
 from tellapart.errors import DataError, RecipeError, RunError, StoreError
 from tellapart.index import photos as module
 from tellapart.index.base import row_id

@@ -14,7 +14,7 @@ from tellapart.errors import RecipeError
 from tellapart.files import read_json, read_jsonl
 from tellapart.metrics import paired_bootstraps_over_seeds
 from tellapart.models import model_digest
-from tellapart.recipe import BUDGETS, read_recipe, recipes_folder
+from tellapart.recipe_files import BUDGETS, read_recipe, recipes_folder
 from tellapart.run import Run
 from tellapart.studies import run as study_run
 from tellapart.studies.base import Arm, all_studies, find_study

@@ -19,7 +19,8 @@ from tellapart.errors import RecipeError, RunError
 from tellapart.evaluation.evaluate_retrieval import RetrievalEvaluation, compare_retrieval, evaluate_retrieval
 from tellapart.files import read_json
 from tellapart.objectives.prototypes import Clusters, Prototypes
-from tellapart.recipe import BUDGETS, Recipe, recipes_folder
+from tellapart.recipe import Recipe
+from tellapart.recipe_files import BUDGETS, recipes_folder
 from tellapart.studies import plan
 from tellapart.studies.base import Arm, all_studies, find_study
 from tellapart.studies.measure_folds import ranked_in_folds, recalls_in_folds

@@ -9,7 +9,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tellapart.recipe import Recipe, recipes_folder
+from tellapart.recipe import Recipe
+from tellapart.recipe_files import recipes_folder
 from tellapart.studies import rates
 from tellapart.studies.rates import FACTORS, MOST, search_rates
 

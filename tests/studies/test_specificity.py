@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tellapart.data.settings import DataSettings
-from tellapart.recipe import BUDGETS, read_recipe, recipes_folder
+from tellapart.recipe_files import BUDGETS, read_recipe, recipes_folder
 from tellapart.run import open_run
 from tellapart.studies.base import find_study
 from tellapart.studies.measure import measure_of

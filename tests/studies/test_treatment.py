@@ -9,7 +9,7 @@ import pytest
 
 from tellapart.data.settings import DataSettings
 from tellapart.errors import RecipeError
-from tellapart.recipe import BUDGETS, recipes_folder
+from tellapart.recipe_files import BUDGETS, recipes_folder
 from tellapart.studies.base import Arm, Study, all_studies, cross, find_study
 from tellapart.studies.rates import Search
 from tellapart.studies.run import ArmTrainer

@@ -11,7 +11,7 @@ import pytest
 from tellapart.data.settings import DataSettings
 from tellapart.evaluation.many_captions import DIVERSITY
 from tellapart.files import read_jsonl
-from tellapart.recipe import BUDGETS, recipes_folder
+from tellapart.recipe_files import BUDGETS, recipes_folder
 from tellapart.run import open_run
 from tellapart.studies.base import all_studies, find_study
 from tellapart.studies.measure_unkt import MATCHED

@@ -22,7 +22,7 @@ import pandas  # noqa: F401
 import torch
 
 from support.photos import ColourEncoder, make_pictures, make_retriever_folder, register
-from tellapart.data.features import WHOLE, Part
+from tellapart.data.parts import WHOLE, Part
 from tellapart.index import photos
 from tellapart.index.photos import open_index
 

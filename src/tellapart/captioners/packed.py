@@ -53,7 +53,10 @@ def product(layer: nn.Linear, inputs: torch.Tensor, bias: torch.Tensor | None = 
 
 @dataclass(frozen=True)
 class _Blocks:
-    """Weights in blocks, and what they were made from: the same memory, so that no other tensor gets its address."""
+    """Weights in blocks, and what they were made from.
+
+    It holds on to the weights that it was made from, so that no other tensor can get their address.
+    """
 
     blocks: torch.Tensor
     weight: torch.Tensor
@@ -61,13 +64,19 @@ class _Blocks:
     sample: torch.Tensor
 
     def are_of(self, weight: torch.Tensor) -> bool:
-        """Whether the weights are the same. Fused optimisers and writing to `weight.data` leave the version alone."""
+        """Whether the weights are the same.
+
+        Fused optimisers and writing to `weight.data` do not change the version, so a sample is compared too.
+        """
         same = self.version == weight._version and self.weight.data_ptr() == weight.data_ptr()
         return same and torch.equal(self.sample, _sample(weight))
 
 
 def _sample(weight: torch.Tensor) -> torch.Tensor:
-    """A few rows from all over the weights, the last one too: the first words of an output layer never change."""
+    """Rows at equal distances, the last one among them.
+
+    The first rows alone would not do: in an output layer they are those of `<pad>` and `<start>`, which never change.
+    """
     step = max(1, len(weight) // ROWS)
     return weight.detach()[(len(weight) - 1) % step :: step]
 

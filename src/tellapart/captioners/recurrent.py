@@ -73,7 +73,7 @@ class RegionMemory:
     gates: torch.Tensor
 
     def of_rows(self, image_of_row: torch.Tensor) -> tuple[RegionMemory, torch.Tensor]:
-        """What these rows need, and the image of each row in it: images without rows cost time and leave."""
+        """The memory without images that have no row left, which would cost time, and the image of each row in it."""
         left = images_left(image_of_row, len(self.regions))
         if left is None:
             return self, image_of_row

@@ -102,17 +102,20 @@ class Attention(nn.Module):
 
         With `maps`, ln of the weights `[batch, heads, n, items]` is added to them, before dropout.
         """
-        mixed: torch.Tensor = self.mix(self.found(self.query(queries), keys_and_values, causal, maps))
+        mixed: torch.Tensor = self.mix(self.weighted_values(self.query(queries), keys_and_values, causal, maps))
         return mixed
 
-    def found(
+    def weighted_values(
         self,
         queries: torch.Tensor,
         keys_and_values: KeysAndValues,
         causal: bool = False,
         maps: list[torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        """The weighted values of projected queries, `[batch, n, width]`, before they are mixed; see `forward`."""
+        """What `forward` computes between its projections: from projected queries to values that are not mixed yet.
+
+        `[batch, n, width]` in and out. For callers who group rows in between.
+        """
         keys, values = keys_and_values
         query = self._split(queries)
         dropout = self.dropout if self.training else 0.0
@@ -228,9 +231,12 @@ class DecoderLayer(nn.Module):
         grouping: Grouping,
         maps: list[torch.Tensor] | None = None,
     ) -> list[torch.Tensor]:
-        """What words find in each encoder layer; only attention itself is by groups, which have empty places."""
+        """What words find in each encoder layer, `[rows, n, width]` each.
+
+        Only attention itself works on groups; the projections work on rows, since groups are padded.
+        """
         queries = grouping.group(self.look.query(words))
-        return [self.look.mix(grouping.ungroup(self.look.found(queries, one, maps=maps))) for one in image]
+        return [self.look.mix(grouping.ungroup(self.look.weighted_values(queries, one, maps=maps))) for one in image]
 
     def forward(
         self,

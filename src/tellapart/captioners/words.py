@@ -45,7 +45,7 @@ class WordLogits(Linear):
         return logits
 
     def _is_plain(self, hidden: torch.Tensor) -> bool:
-        """Whether the short ways below hold: single precision on a processor."""
+        """Whether the faster ways to compute it are possible: float32 on a CPU."""
         single = hidden.dtype == self.weight.dtype == torch.float32
         return single and hidden.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,7 +20,27 @@ from tellapart.cli.base import (
 )
 from tellapart.errors import TellapartError
 
+if TYPE_CHECKING:
+    from tellapart.run import Run
+
 PANEL = "Measuring"  # in the help
+
+
+def _open_runs(named: list[str], by_folder: bool = False) -> dict[str, Run]:
+    """Open runs given as LABEL=RUN; with `by_folder` a run without a label is named after its folder."""
+    from tellapart.run import open_run
+
+    opened: dict[str, Run] = {}
+    for one in named:
+        label, equals, folder = one.partition("=")
+        if by_folder and (not equals or Path(one).exists()):
+            label, folder = Path(one).name, one
+        elif not by_folder and not (equals and label):
+            raise TellapartError(f"'{one}': name each run as LABEL=FOLDER, e.g. MLE=runs/scenes-mle-1a2b3c4d")
+        if label in opened:
+            raise TellapartError(f"'{one}': '{label}' names two runs; write each as LABEL=RUN, with a label of its own")
+        opened[label] = open_run(folder)
+    return opened
 
 
 @app.command(rich_help_panel=PANEL)
@@ -115,21 +135,13 @@ def evaluate_diversity(
     """
     from tellapart.evaluation.many_captions import METRICS, ManyCaptionsScorer, many_captions
     from tellapart.pages.diversity import check_diversity_folder, print_diversity, write_diversity
-    from tellapart.run import open_run
 
     check_diversity_folder(out)
     try:
         heats = [float(one) for one in temperatures.split(",")]
     except ValueError:
         raise TellapartError(f"--temperatures '{temperatures}': give numbers with commas, e.g. 0.5,1,1.5") from None
-    opened = {}
-    for named in runs:
-        label, equals, folder = named.partition("=")
-        if not equals or Path(named).exists():
-            label, folder = Path(named).name, named
-        if label in opened:
-            raise TellapartError(f"'{named}': '{label}' names two runs; write each as LABEL=RUN")
-        opened[label] = open_run(folder)
+    opened = _open_runs(runs, by_folder=True)
     if control is not None and control not in opened:
         raise TellapartError(f"--control '{control}': no run has this label; they are {', '.join(opened)}")
     metrics = METRICS if meteor else [name for name in METRICS if name != "meteor"]
@@ -195,7 +207,7 @@ def self_retrieval(
 
     The same command continues after an interruption.
     """
-    from tellapart.data.features import Part
+    from tellapart.data.parts import Part
     from tellapart.evaluation.self_retrieval_study import self_retrieval_study
     from tellapart.run import open_run
     from tellapart.terminal import print_table
@@ -321,17 +333,9 @@ def compare(
     from tellapart.evaluation.compare import compare as compare_runs
     from tellapart.pages.report import check_report_folder, write_report
     from tellapart.pages.tables import print_comparison
-    from tellapart.run import Run, open_run
 
     check_report_folder(out)
-    opened: dict[str, Run | str | Path] = {}
-    for named in runs:
-        label, equals, folder = named.partition("=")
-        if not equals or not label:
-            raise TellapartError(f"'{named}': name each run as LABEL=FOLDER, e.g. MLE=runs/scenes-mle-1a2b3c4d")
-        if label in opened:
-            raise TellapartError(f"'{named}': '{label}' names two runs; give each a label of its own")
-        opened[label] = open_run(Path(folder))
+    opened = _open_runs(runs)
     by_label = judge is not None and len(judge) == 1 and judge[0] in opened
     comparison = compare_runs(
         opened,

@@ -413,7 +413,7 @@ def index(
 
     If interrupted, the same command continues.
     """
-    from tellapart.data.features import Part
+    from tellapart.data.parts import Part
     from tellapart.index.photos import check_pictures, open_index
 
     if not photos and not approximate:

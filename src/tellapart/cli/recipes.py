@@ -19,7 +19,7 @@ def recipes(context: typer.Context) -> None:
     """List the shipped recipes."""
     if context.invoked_subcommand is not None:
         return
-    from tellapart.recipe import read_recipe, recipes_folder, shipped_recipes
+    from tellapart.recipe_files import read_recipe, recipes_folder, shipped_recipes
     from tellapart.terminal import print_table
 
     folder = recipes_folder()
@@ -73,7 +73,8 @@ def check(
     recipes: Annotated[list[Path] | None, typer.Argument(help="Recipe files; all shipped ones by default.")] = None,
 ) -> None:
     """Check recipes at every budget without running them; every mistake is listed."""
-    from tellapart.recipe import BUDGETS, Recipe, shipped_recipes
+    from tellapart.recipe import Recipe
+    from tellapart.recipe_files import BUDGETS, shipped_recipes
 
     wrong: dict[str, None] = {}
     paths = recipes or shipped_recipes()

@@ -43,7 +43,7 @@ def prepare(
     ),
 ) -> None:
     """Read a data set and encode its images. If interrupted, the same command continues."""
-    from tellapart.data.features import Part
+    from tellapart.data.parts import Part
     from tellapart.data.prepare import prepare_part
     from tellapart.data.settings import DataSettings
     from tellapart.progress import show_progress

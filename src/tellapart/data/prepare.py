@@ -6,12 +6,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tellapart.data.features import WHOLE, FeatureStore, Part, write_store
+from tellapart.data.features import FeatureStore
 from tellapart.data.halves import keep_half
+from tellapart.data.parts import WHOLE, Part
 from tellapart.data.readers import read_dataset
 from tellapart.data.records import Dataset
 from tellapart.data.settings import DataSettings
 from tellapart.data.unlabelled import hold_out
+from tellapart.data.write_features import write_store
 from tellapart.encoders import open_encoder
 from tellapart.encoders.base import ImageEncoder, MirroredEncoder, accelerator
 from tellapart.errors import StoreError

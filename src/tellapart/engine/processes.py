@@ -108,6 +108,16 @@ def launched(environment: Mapping[str, str]) -> tuple[int, int]:
     return 1, 1
 
 
+def first_then_others(fabric: Fabric, work: Callable[[], T]) -> T:
+    """Run a function in the first process, then in the others, which find its files."""
+    if fabric.global_rank == 0:
+        made = work()
+        fabric.barrier()
+        return made
+    fabric.barrier()
+    return work()
+
+
 def on_first(fabric: Fabric, work: Callable[[], T]) -> T:
     """Run a function in the first process and return its result in all; if it fails, all raise its error."""
     if fabric.world_size == 1:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tellapart.data.features import WHOLE, Part
+from tellapart.data.parts import WHOLE, Part
 from tellapart.data.prepare import Prepared
 from tellapart.data.records import Dataset
 from tellapart.decoding.ensemble import Ensemble

@@ -27,8 +27,9 @@ import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
-from tellapart.data.features import WHOLE, FeatureStore, Part
+from tellapart.data.features import FeatureStore
 from tellapart.data.neighbours import nearest_images
+from tellapart.data.parts import WHOLE, Part
 from tellapart.decoding.base import Decodable
 from tellapart.decoding.views import read_both
 from tellapart.errors import DataError

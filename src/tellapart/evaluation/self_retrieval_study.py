@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tellapart.data.features import WHOLE, Part
+from tellapart.data.parts import WHOLE, Part
 from tellapart.evaluation.caption_files import captions_of_images
 from tellapart.evaluation.evaluate import open_judge
 from tellapart.evaluation.judge import CaptionRanks, rank_captions

@@ -9,9 +9,9 @@ from __future__ import annotations
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,6 +74,14 @@ class File:
     content: str
     caption: str
 
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> File:
+        """The file of a stored row, which may have other columns too."""
+        return cls(**{name: row[name] for name in FILE_COLUMNS})
+
+
+FILE_COLUMNS = [field.name for field in fields(File)]
+
 
 @dataclass(frozen=True)
 class Photo:
@@ -110,7 +118,7 @@ class Where:
     before: int | None = None
 
     def like(self) -> str | None:
-        r"""The pattern as SQL's LIKE writes it, with `\` before signs that mean themselves.
+        r"""The pattern as SQL's LIKE writes it, with `\` before signs that stand for themselves.
 
         >>> Where("IMG_*.jpg").like()
         '%/IMG\\_%.jpg'
@@ -125,7 +133,7 @@ ALL = Where()
 
 
 def escape_like(text: str) -> str:
-    r"""A text that means itself in a LIKE pattern."""
+    r"""Escape the signs of a LIKE pattern, so that the text is searched as it is."""
     return text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
 
 
@@ -174,7 +182,7 @@ class Store(ABC):
 
     @abstractmethod
     def sample(self, count: int, with_caption: bool) -> list[Photo]:
-        """Some rows, if asked for only such with a caption."""
+        """Some rows; with `with_caption` only those that have one."""
 
     @abstractmethod
     def has_captions(self) -> bool:
@@ -206,7 +214,7 @@ class Store(ABC):
 
 
 def blocks(items: Sequence[str]) -> Iterator[Sequence[str]]:
-    """At most `ROWS` at a time."""
+    """The items in blocks of at most `ROWS`."""
     for start in range(0, len(items), ROWS):
         yield items[start : start + ROWS]
 

@@ -20,6 +20,7 @@ from tellapart.errors import MissingExtraError, StoreError, TellapartError, out_
 from tellapart.files import Stored, check_folder, is_result, is_temporary, lock, read_model, write_json
 from tellapart.index.base import (
     ALL,
+    FILE_COLUMNS,
     FORMAT,
     ROWS,
     File,
@@ -51,7 +52,6 @@ VECTORS = 4096
 # Vectors per cluster, and rounds, to find the clusters of approximate search.
 CLUSTER_SAMPLE, CLUSTER_ROUNDS = 64, 20
 
-_FILE = ["path", "size", "time", "content", "caption"]
 _REMEDY = "if it is damaged, remove the folder and index again"
 
 
@@ -94,7 +94,7 @@ class LanceStore(Store):
         return cls(folder, made)
 
     def _is_new(self) -> bool:
-        """Whether the table was not made yet; a process may have been killed while it did."""
+        """Whether the table is not there yet; a process may have been killed while making it."""
         table = self.folder / f"{TABLE}.lance"
         return not any((table / "_versions").glob("*.manifest")) and not any((table / "data").glob("*"))
 
@@ -112,7 +112,7 @@ class LanceStore(Store):
         conditions = [f"path LIKE {_text(escape_like(folder.rstrip('/')) + '/%')}" for folder in folders]
         for condition in [*conditions, *map(_with_ids, blocks(paths))]:
             with self._working():
-                batches = iter(self._table.search().where(condition).select(_FILE).to_batches())
+                batches = iter(self._table.search().where(condition).select(FILE_COLUMNS).to_batches())
             while True:
                 with self._working():
                     batch = next(batches, None)
@@ -280,7 +280,7 @@ def _schema(width: int) -> pyarrow.Schema:
 def _as_table(photos: Sequence[Photo], width: int) -> pyarrow.Table:
     import pyarrow as arrow
 
-    columns: dict[str, Any] = {name: [getattr(one.file, name) for one in photos] for name in _FILE}
+    columns: dict[str, Any] = {name: [getattr(one.file, name) for one in photos] for name in FILE_COLUMNS}
     columns |= {"id": [row_id(one.file.path) for one in photos], "taken": [one.taken for one in photos]}
     values = arrow.array(np.concatenate([one.vector for one in photos]).astype(np.float32, copy=False))
     columns["vector"] = arrow.FixedSizeListArray.from_arrays(values, width)
@@ -290,11 +290,8 @@ def _as_table(photos: Sequence[Photo], width: int) -> pyarrow.Table:
 
 def _as_photos(rows: pyarrow.Table, width: int) -> list[Photo]:
     vectors = rows["vector"].combine_chunks().flatten().to_numpy(zero_copy_only=False).reshape(-1, width)
-    plain = rows.select([*_FILE, "taken"]).to_pylist()
-    return [
-        Photo(File(**{name: row[name] for name in _FILE}), row["taken"], vector)
-        for row, vector in zip(plain, vectors, strict=True)
-    ]
+    plain = rows.select([*FILE_COLUMNS, "taken"]).to_pylist()
+    return [Photo(File.of(row), row["taken"], vector) for row, vector in zip(plain, vectors, strict=True)]
 
 
 def _text(value: str) -> str:

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tellapart.data.features import WHOLE, Part
 from tellapart.data.images import SUFFIXES, date_taken
+from tellapart.data.parts import WHOLE, Part
 from tellapart.data.pictures import describe_picture
 from tellapart.errors import DataError, shorten, some
 from tellapart.evaluation.caption_files import read_captions

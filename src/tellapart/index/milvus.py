@@ -22,6 +22,7 @@ from pydantic import ValidationError
 from tellapart.errors import MissingExtraError, StoreError, TellapartError, shorten
 from tellapart.files import Stored
 from tellapart.index.base import (
+    FILE_COLUMNS,
     FORMAT,
     MAX_CAPTION,
     MAX_PATH,
@@ -41,7 +42,7 @@ from tellapart.index.base import (
     row_id,
 )
 
-_FILE = ["path", "size", "time", "content", "caption"]
+_PHOTO_COLUMNS = [*FILE_COLUMNS, "taken", "vector"]
 _SECONDS = 30.0
 # As many clusters as Milvus can have: all of them are searched.
 EVERY = 65_536
@@ -149,12 +150,12 @@ class MilvusStore(Store):
     def files(self, folders: Sequence[str], paths: Sequence[str]) -> Iterator[File]:
         for folder in folders:
             inside = folder.rstrip("/") + "/"
-            for row in self._all(f"path like {_pattern(escape_like(inside) + '%')}", _FILE):
+            for row in self._all(f"path like {_pattern(escape_like(inside) + '%')}", FILE_COLUMNS):
                 if row["path"].startswith(inside):
-                    yield File(**{name: row[name] for name in _FILE})
+                    yield File.of(row)
         for some in blocks(paths):
-            for row in self._all(_with_ids(some), _FILE):
-                yield File(**{name: row[name] for name in _FILE})
+            for row in self._all(_with_ids(some), FILE_COLUMNS):
+                yield File.of(row)
 
     def put(self, photos: Sequence[Photo]) -> None:
         for start in range(0, len(photos), ROWS):
@@ -163,7 +164,7 @@ class MilvusStore(Store):
                     "id": row_id(one.file.path),
                     "taken": one.taken,
                     "vector": np.asarray(one.vector, np.float32).tolist(),
-                    **{name: getattr(one.file, name) for name in _FILE},
+                    **{name: getattr(one.file, name) for name in FILE_COLUMNS},
                 }
                 for one in photos[start : start + ROWS]
             ]
@@ -176,25 +177,22 @@ class MilvusStore(Store):
                 self._client.delete(self.collection, filter=_with_ids(some))
 
     def read(self, paths: Sequence[str]) -> list[Photo]:
-        fields = [*_FILE, "taken", "vector"]
         found: list[Photo] = []
         for some in blocks(paths):
             with self._working():
-                rows = self._client.query(self.collection, filter=_with_ids(some), output_fields=fields)
+                rows = self._client.query(self.collection, filter=_with_ids(some), output_fields=_PHOTO_COLUMNS)
             found += map(_as_photo, rows)
         return found
 
     def with_id(self, id: str) -> Photo | None:
-        fields = [*_FILE, "taken", "vector"]
         with self._working():
-            rows = self._client.query(self.collection, filter=f"id == {_text(id)}", output_fields=fields)
+            rows = self._client.query(self.collection, filter=f"id == {_text(id)}", output_fields=_PHOTO_COLUMNS)
         return _as_photo(rows[0]) if rows else None
 
     def sample(self, count: int, with_caption: bool) -> list[Photo]:
         condition = 'caption != ""' if with_caption else ""
         with self._working():
-            fields = [*_FILE, "taken", "vector"]
-            rows = self._client.query(self.collection, filter=condition, output_fields=fields, limit=count)
+            rows = self._client.query(self.collection, filter=condition, output_fields=_PHOTO_COLUMNS, limit=count)
         return [_as_photo(row) for row in rows]
 
     def has_captions(self) -> bool:
@@ -324,7 +322,7 @@ def _reason(error: Exception) -> str:
 
 
 def _as_photo(row: dict[str, Any]) -> Photo:
-    return Photo(File(**{name: row[name] for name in _FILE}), row["taken"], np.asarray(row["vector"], np.float32))
+    return Photo(File.of(row), row["taken"], np.asarray(row["vector"], np.float32))
 
 
 def _text(value: str) -> str:

@@ -16,8 +16,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from tellapart.data.features import BATCH, WHOLE, Part, encode_batches
+from tellapart.data.encoding import BATCH, encode_batches
 from tellapart.data.images import load_image
+from tellapart.data.parts import WHOLE, Part
 from tellapart.data.pictures import stamp_of
 from tellapart.data.records import Dataset, Record
 from tellapart.data.rows import read_grid
@@ -461,7 +462,7 @@ def _named(made: Made) -> str:
 
 
 def _telling_words(query: str) -> str:
-    """A query without words that say nothing; as it is if it has no others.
+    """The query without empty words such as "the"; the whole query if it has no others.
 
     >>> _telling_words("Two dogs on a beach"), _telling_words("it is")
     ('Two dogs beach', 'it is')

@@ -49,7 +49,7 @@ class Reader:
 
     @cached_property
     def made(self) -> Made:
-        """How an index names this retriever. Where it is and where its encoder is are no part of the digest."""
+        """How an index names this retriever. The digest does not depend on where the files are."""
         retriever, encoder = self.retriever, self.retriever.encoder
         parts = {
             "name": retriever.name,

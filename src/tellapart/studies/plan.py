@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from tellapart.assembling import assemble, role_model
 from tellapart.data.batches import BatchSource
 from tellapart.data.negatives import CaptionPool
 from tellapart.data.prepare import prepare
 from tellapart.objectives.base import Epoch, Objective, Progress
 from tellapart.recipe import ENTROPY, Recipe
 from tellapart.studies.rates import updates
-from tellapart.training import assemble, role_model
 
 TIMED = 3
 

@@ -15,7 +15,8 @@ from tellapart.data.settings import DataSettings
 from tellapart.errors import MissingExtraError, RecipeError, did_you_mean
 from tellapart.files import write_json
 from tellapart.progress import duration
-from tellapart.recipe import Recipe, recipes_folder
+from tellapart.recipe import Recipe
+from tellapart.recipe_files import recipes_folder
 from tellapart.run import Run, open_run
 from tellapart.studies.base import Arm, Study, cross, find_study
 from tellapart.studies.measure import Measure, measure_of
