@@ -77,11 +77,10 @@ class Cider:
     def add(self, ngrams: Ngrams) -> None:
         """The (clipped) tf-idf cosine of every reference with the candidate of its image, for one n."""
         found = ngrams.images if self._lookup is None else next(self._lookup)
-        idf = np.full(len(found), np.log(max(1, self._images)))
-        several = np.flatnonzero(found > 1)
-        idf[several] -= np.log(found[several])
+        # Of each number of images: few logarithms, and a table that stays in the processor's cache.
+        idf = np.log(max(1, self._images)) - np.log(np.maximum(1, np.arange(found.max(initial=0) + 1)))
         for block in ngrams.blocks:
-            weight = block.count * (idf[block.gram] if self._lookup is None else idf[block.words])
+            weight = block.count * idf.take(found.take(block.gram) if self._lookup is None else found[block.words])
             self._similarity[block.captions] += self._cosines(block, weight)
 
     def _cosines(self, block: Block, weight: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -24,6 +24,8 @@ from tellapart.metrics.equal import Numbers, distinct_words, first_equal
 ORDERS = 4
 # Words of a block of images: its arrays stay in the processor's cache.
 _BLOCK = 1 << 16
+# Up to so many words, the words of a caption are compared each with each.
+_SHORT = 16
 
 
 class WordNumbers:
@@ -59,7 +61,9 @@ class WordNumbers:
         """
         pieces, piece, lengths = distinct_words(captions)
         if single_blanks or " ".join(pieces).split() == pieces:
-            return np.array(list(map(self._number.__getitem__, pieces)), dtype=np.int64)[piece], lengths, True
+            is_new = len(self) == 1
+            numbers = np.array(list(map(self._number.__getitem__, pieces)), dtype=np.int64)
+            return piece + 1 if is_new else numbers.take(piece), lengths, True
         words = [one.split() for one in pieces]
         found = np.array([self._number[word] for some in words for word in some], dtype=np.int64)
         # Pieces with other white space inside are several words, empty ones none.
@@ -197,24 +201,35 @@ def count_ngrams(captions: Captions) -> Iterator[Ngrams]:
     number = words
     # Of each word: whether the image, and the caption, may have the n-gram that begins there more than once.
     # An n-gram is two (n-1)-grams that overlap: most are alone because one of these was.
-    in_image, in_caption = np.ones((2, len(words)), dtype=np.bool_)
+    in_image, in_caption = np.ones(len(words), dtype=np.bool_), _may_repeat(captions)
     for order in range(1, ORDERS + 1):
         if order > 1:
             # An n-gram is an (n-1)-gram and a word.
             key = number * size
             key[: 1 - order] += words[order - 1 :]
             number = first_equal(key)
-            present = captions.left >= order
+        present = captions.left >= order
+        if order > 1:
             for several in (in_image, in_caption):
                 several[:-1] &= several[1:]
                 several &= present
-        blocks, in_references = [], [np.empty(0, dtype=np.int64)]
-        for some in _blocks(captions):
-            block, counted = _match(order, number, in_image, in_caption, some, captions)
-            blocks.append(block)
-            in_references.append(counted)
-        images = np.bincount(np.concatenate(in_references), minlength=size if order == 1 else len(words))
+        # Of each word: whether it begins an n-gram of a reference; one word of each image stands for equal ones.
+        counted = present & ~captions.of_candidate
+        blocks = [_match(number, present, in_image, in_caption, counted, some, captions) for some in _blocks(captions)]
+        images = np.bincount(number[counted], minlength=size if order == 1 else len(words))
         yield Ngrams(order, number, images, blocks)
+
+
+def _may_repeat(captions: Captions) -> NDArray[np.bool_]:
+    """Of each word, whether its caption may have it more than once; longer captions have their words all marked."""
+    several = np.repeat(captions.lengths > _SHORT, captions.lengths)
+    # Equal only in one caption. 32 bits are enough, since captions as near as these differ by less.
+    key = (captions.caption_of * len(captions.vocabulary) + captions.words).astype(np.uint32)
+    for distance in range(1, min(_SHORT, int(captions.lengths.max(initial=0)))):
+        same = key[distance:] == key[:-distance]
+        several[distance:] |= same
+        several[:-distance] |= same
+    return several
 
 
 def _blocks(captions: Captions) -> Iterator[slice]:
@@ -225,58 +240,55 @@ def _blocks(captions: Captions) -> Iterator[slice]:
 
 
 def _match(
-    order: int,
     number: Numbers,
+    present: NDArray[np.bool_],
     in_image: NDArray[np.bool_],
     in_caption: NDArray[np.bool_],
+    counted: NDArray[np.bool_],
     some: slice,
     captions: Captions,
-) -> tuple[Block, Numbers]:
+) -> Block:
     """Compare the n-grams of each image of a block.
 
     Args:
-        order: n.
         number: of all n-grams.
+        present: which words begin an n-gram.
         in_image: which words may begin an n-gram that the image has more than once; is updated.
         in_caption: the same for the caption.
+        counted: which words begin an n-gram of a reference; all but one of equal ones of an image are cleared.
         some: the block's captions.
         captions: all captions.
-
-    Returns:
-        The block, and the numbers of the n-grams in references, once per image.
     """
     words = slice(captions.start[some.start], captions.start[some.stop])
-    gram, caption, of_candidate = number[words], captions.caption_of[words], captions.of_candidate[words]
+    gram, of_candidate, counted = number[words], captions.of_candidate[words], counted[words]
     in_image, in_caption = in_image[words], in_caption[words]
-    present = captions.left[words] >= order
-    count = present.astype(np.int64)
     # The image's first row with the n-gram: the candidate's, if it has it.
-    rows, first = _several(in_image, gram, captions.image_of_word[words], captions.images)
+    rows, first = _repeats(in_image, gram, captions.image_of_word[words], captions.images)
     in_caption &= in_image
-    repeated, same = _several(in_caption, gram, caption, len(captions.lengths))
-    count[repeated] = 0
-    count += np.bincount(same, minlength=len(count))
-    counted = present & ~of_candidate
-    referring = np.flatnonzero(counted[rows] & (count[rows] > 0))
-    reference, first = rows[referring], first[referring]
-    # Once per image: the first row stands for all.
+    again, same = _repeats(in_caption, gram, captions.caption_of[words], len(captions.lengths))
+    count = present[words].astype(np.int64)
+    count[again] = 0
+    np.add.at(count, same, 1)
+    referring = np.flatnonzero(counted.take(rows))
     counted[rows] = False
+    rows, first = rows.take(referring), first.take(referring)
     counted[first] = True
-    matched = np.flatnonzero(of_candidate[first])
-    return Block(some, words, gram, count, reference[matched], first[matched]), gram[np.flatnonzero(counted)]
+    matched = np.flatnonzero(of_candidate.take(first) & (count.take(rows) > 0))
+    return Block(some, words, gram, count, rows.take(matched), first.take(matched))
 
 
-def _several(may_repeat: NDArray[np.bool_], gram: Numbers, unit: Numbers, units: int) -> tuple[Numbers, Numbers]:
-    """The rows whose n-gram occurs more than once in its unit, an image or a caption, and the first of the same.
+def _repeats(may_repeat: NDArray[np.bool_], gram: Numbers, unit: Numbers, units: int) -> tuple[Numbers, Numbers]:
+    """The rows whose n-gram occurs before in its unit, an image or a caption, and the first row with it.
 
     Only rows that may repeat are compared; the flags of those that do not are cleared.
     """
     rows = np.flatnonzero(may_repeat)
-    first = first_equal(gram[rows] * units + unit[rows])
-    together = np.flatnonzero((np.bincount(first, minlength=len(first)) > 1)[first])
-    rows, first = rows[together], rows[first[together]]
+    first = first_equal(gram.take(rows) * units + unit.take(rows))
+    again = np.flatnonzero(first != np.arange(len(first)))
+    rows, first = rows.take(again), rows.take(first.take(again))
     may_repeat[:] = False
     may_repeat[rows] = True
+    may_repeat[first] = True
     return rows, first
 
 
