@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -61,9 +62,10 @@ class WordNumbers:
         """
         pieces, piece, lengths = distinct_words(captions)
         if single_blanks or " ".join(pieces).split() == pieces:
-            is_new = len(self) == 1
-            numbers = np.array(list(map(self._number.__getitem__, pieces)), dtype=np.int64)
-            return piece + 1 if is_new else numbers.take(piece), lengths, True
+            if len(self) == 1:  # no words before these
+                self._number.update(zip(pieces, range(1, len(pieces) + 1), strict=True))
+                return piece + 1, lengths, True
+            return np.array(list(map(self._number.__getitem__, pieces)), dtype=np.int64).take(piece), lengths, True
         words = [one.split() for one in pieces]
         found = np.array([self._number[word] for some in words for word in some], dtype=np.int64)
         # Pieces with other white space inside are several words, empty ones none.
@@ -122,17 +124,17 @@ class Captions:
 
     @cached_property
     def image_of_word(self) -> Numbers:
-        return self.image_of[self.caption_of]
+        return self.image_of.take(self.caption_of)
 
     @cached_property
     def of_candidate(self) -> NDArray[np.bool_]:
         """Of each word, whether it is a candidate's."""
-        return np.repeat(self.is_candidate, self.lengths)
+        return self.is_candidate.take(self.caption_of)
 
     @cached_property
     def left(self) -> Numbers:
         """Of each word, the words from there to the end of its caption."""
-        return np.repeat(self.start[1:], self.lengths) - np.arange(len(self.words))
+        return self.start[1:].take(self.caption_of) - np.arange(len(self.words))
 
 
 def number_captions(
@@ -149,10 +151,8 @@ def number_captions(
     """
     if len(references) != len(candidates) or not all(references):
         raise ValueError("every candidate needs a list of at least one reference")
-    captions: list[str] = []
-    for candidate, group in zip(candidates, references, strict=True):
-        captions.append(candidate)
-        captions += group
+    # Image by image its candidate, which `zip` makes a tuple, and its references.
+    captions = list(chain.from_iterable(chain.from_iterable(zip(zip(candidates), references, strict=True))))
     vocabulary = WordNumbers() if vocabulary is None else vocabulary
     words, lengths, by_single_blanks = vocabulary.number(captions, single_blanks=single_blanks)
     counts = np.fromiter(map(len, references), dtype=np.int64, count=len(references))
@@ -160,39 +160,23 @@ def number_captions(
 
 
 @dataclass(frozen=True)
-class Block:
-    """The n-grams of one order in some images: one row for each word.
-
-    captions:  the captions of these images
-    words:     their words
-    gram:      number of the n-gram that begins at the word
-    count:     occurrences in the caption, at the first of these; 0 at the others, and where no n-gram begins
-    reference: rows of references whose n-gram is in the image's candidate too; the first of each caption
-    candidate: the candidate's row of each of those
-    """
-
-    captions: slice
-    words: slice
-    gram: Numbers
-    count: Numbers
-    reference: Numbers
-    candidate: Numbers
-
-
-@dataclass(frozen=True)
 class Ngrams:
-    """The n-grams of one order.
+    """The n-grams of one order: those that begin at each word.
 
-    order:  n
-    number: of the n-gram that begins at each word, even where it ends in the next caption; equal ones are equal
-    images: per number, the images whose references have the n-gram
-    blocks: the n-grams inside captions
+    order:     n
+    number:    of the n-gram, even where it ends in the next caption; equal ones are equal
+    images:    per number, the images whose references have the n-gram
+    count:     occurrences in the caption, at the first of these; 0 at the others, and where no n-gram begins
+    reference: words of references whose n-gram is in the image's candidate too; the first of each caption
+    candidate: the candidate's word of each of those
     """
 
     order: int
     number: Numbers
     images: Numbers
-    blocks: list[Block]
+    count: NDArray[np.float64]
+    reference: Numbers
+    candidate: Numbers
 
 
 def count_ngrams(captions: Captions) -> Iterator[Ngrams]:
@@ -213,16 +197,27 @@ def count_ngrams(captions: Captions) -> Iterator[Ngrams]:
             for several in (in_image, in_caption):
                 several[:-1] &= several[1:]
                 several &= present
-        # Of each word: whether it begins an n-gram of a reference; one word of each image stands for equal ones.
+        # The image's first word with the n-gram: the candidate's, if it has it.
+        later, first = _repeats_in_images(in_image, number, captions)
+        in_caption &= in_image
+        again, same = _repeats(in_caption, number, captions.caption_of, len(captions.lengths))
+        count = present.astype(np.float64)
+        count[again] = 0
+        np.add.at(count, same, 1.0)
+        # Each image counts once for an n-gram of its references: at its first word with it.
         counted = present & ~captions.of_candidate
-        blocks = [_match(number, present, in_image, in_caption, counted, some, captions) for some in _blocks(captions)]
-        images = np.bincount(number[counted], minlength=size if order == 1 else len(words))
-        yield Ngrams(order, number, images, blocks)
+        of_reference = np.flatnonzero(counted.take(later))
+        counted[later] = False
+        later, first = later.take(of_reference), first.take(of_reference)
+        counted[first] = True
+        images = np.bincount(number.take(np.flatnonzero(counted)), minlength=size if order == 1 else len(words))
+        matched = np.flatnonzero(captions.of_candidate.take(first) & (count.take(later) > 0))
+        yield Ngrams(order, number, images, count, later.take(matched), first.take(matched))
 
 
 def _may_repeat(captions: Captions) -> NDArray[np.bool_]:
     """Of each word, whether its caption may have it more than once; longer captions have their words all marked."""
-    several = np.repeat(captions.lengths > _SHORT, captions.lengths)
+    several = (captions.lengths > _SHORT).take(captions.caption_of)
     # Equal only in one caption. 32 bits are enough, since captions as near as these differ by less.
     key = (captions.caption_of * len(captions.vocabulary) + captions.words).astype(np.uint32)
     for distance in range(1, min(_SHORT, int(captions.lengths.max(initial=0)))):
@@ -232,64 +227,33 @@ def _may_repeat(captions: Captions) -> NDArray[np.bool_]:
     return several
 
 
-def _blocks(captions: Captions) -> Iterator[slice]:
-    """The captions of some images after the other."""
+def _repeats_in_images(may_repeat: NDArray[np.bool_], gram: Numbers, captions: Captions) -> tuple[Numbers, Numbers]:
+    """`_repeats` of images, some images after the other."""
     images = max(1, _BLOCK * captions.images // max(1, len(captions.words)))
-    ends = [*captions.candidate[images::images].tolist(), len(captions.lengths)]
-    return map(slice, [0, *ends], ends)
-
-
-def _match(
-    number: Numbers,
-    present: NDArray[np.bool_],
-    in_image: NDArray[np.bool_],
-    in_caption: NDArray[np.bool_],
-    counted: NDArray[np.bool_],
-    some: slice,
-    captions: Captions,
-) -> Block:
-    """Compare the n-grams of each image of a block.
-
-    Args:
-        number: of all n-grams.
-        present: which words begin an n-gram.
-        in_image: which words may begin an n-gram that the image has more than once; is updated.
-        in_caption: the same for the caption.
-        counted: which words begin an n-gram of a reference; all but one of equal ones of an image are cleared.
-        some: the block's captions.
-        captions: all captions.
-    """
-    words = slice(captions.start[some.start], captions.start[some.stop])
-    gram, of_candidate, counted = number[words], captions.of_candidate[words], counted[words]
-    in_image, in_caption = in_image[words], in_caption[words]
-    # The image's first row with the n-gram: the candidate's, if it has it.
-    rows, first = _repeats(in_image, gram, captions.image_of_word[words], captions.images)
-    in_caption &= in_image
-    again, same = _repeats(in_caption, gram, captions.caption_of[words], len(captions.lengths))
-    count = present[words].astype(np.int64)
-    count[again] = 0
-    np.add.at(count, same, 1)
-    referring = np.flatnonzero(counted.take(rows))
-    counted[rows] = False
-    rows, first = rows.take(referring), first.take(referring)
-    counted[first] = True
-    matched = np.flatnonzero(of_candidate.take(first) & (count.take(rows) > 0))
-    return Block(some, words, gram, count, rows.take(matched), first.take(matched))
+    ends = captions.start.take([0, *captions.candidate[images::images].tolist(), len(captions.lengths)]).tolist()
+    found = [np.zeros((2, 0), dtype=np.int64)]
+    for some in map(slice, ends[:-1], ends[1:]):
+        repeats = _repeats(may_repeat[some], gram[some], captions.image_of_word[some], captions.images)
+        found.append(np.add(repeats, some.start))
+    later, first = np.concatenate(found, axis=1)
+    return later, first
 
 
 def _repeats(may_repeat: NDArray[np.bool_], gram: Numbers, unit: Numbers, units: int) -> tuple[Numbers, Numbers]:
-    """The rows whose n-gram occurs before in its unit, an image or a caption, and the first row with it.
+    """The words whose n-gram begins before in their unit, an image or a caption, and the first word with it.
 
-    Only rows that may repeat are compared; the flags of those that do not are cleared.
+    Only words that may repeat are compared; the flags of those that do not are cleared.
     """
     rows = np.flatnonzero(may_repeat)
-    first = first_equal(gram.take(rows) * units + unit.take(rows))
+    if len(rows) < len(gram):
+        gram, unit = gram.take(rows), unit.take(rows)
+    first = first_equal(gram * units + unit)
     again = np.flatnonzero(first != np.arange(len(first)))
-    rows, first = rows.take(again), rows.take(first.take(again))
+    later, first = rows.take(again), rows.take(first.take(again))
     may_repeat[:] = False
-    may_repeat[rows] = True
+    may_repeat[later] = True
     may_repeat[first] = True
-    return rows, first
+    return later, first
 
 
 def ranges(starts: Numbers, counts: Numbers) -> Numbers:
