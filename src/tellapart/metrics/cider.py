@@ -165,7 +165,7 @@ class DocumentFrequencies:
             if ngrams.order == 1:
                 counts.append(ngrams.images[1:])
                 continue
-            # The number of an n-gram is the place of the first one.
+            # The number of an n-gram is a place where it begins.
             found = np.flatnonzero(ngrams.images)
             key = number[shorter[found]] * (size - 1) + captions.words[found + (ngrams.order - 1)] - 1
             order = np.argsort(key)

@@ -1,6 +1,6 @@
 """Equal integers, and equal words, among many, by hashing in NumPy: several times faster than sorting or a dictionary.
 
-All keys are written into a table, each at the slot its hash says, and read back. Of the keys of one slot the first one
+All keys are written into a table, each at the slot its hash says, and read back. Of the keys of one slot the last one
 owns it, and all equal to the owner are done. The few others go through another round with another hash.
 """
 
@@ -32,28 +32,36 @@ def first_equal(keys: NDArray[np.int64] | NDArray[np.uint64]) -> Numbers:
     >>> first_equal(np.array([7, 3, 7, 7, 3])).tolist()
     [0, 1, 0, 0, 1]
     """
-    key = keys.view(np.uint64)
-    # The last key comes first: of those of a slot the one written last stays, which is the first.
+    return len(keys) - 1 - last_equal(keys[::-1])[::-1]
+
+
+def last_equal(keys: NDArray[np.int64] | NDArray[np.uint64]) -> Numbers:
+    """For each key, the place of the last key equal to it. A little faster than `first_equal`.
+
+    >>> last_equal(np.array([7, 3, 7, 7, 3])).tolist()
+    [3, 4, 3, 3, 4]
+    """
+    key = np.ascontiguousarray(keys).view(np.uint64)
     # Small integers: the table is read and written in no order, and half of it is in the processor's cache sooner.
-    left = np.arange(len(key) - 1, -1, -1, dtype=np.int32 if len(key) < 1 << 31 else np.int64)
+    left = np.arange(len(key), dtype=np.int32 if len(key) < 1 << 31 else np.int64)
     bits = max(1, len(key).bit_length())
     table = np.empty(1 << bits, dtype=left.dtype)
-    first = np.empty(len(key), dtype=np.int64)
-    mine, factor = np.ascontiguousarray(key[::-1]), _ODD
+    last, mine, factor = np.zeros(0, dtype=np.int64), key, _ODD
     while len(left):
         hashed = mine * np.uint64(factor)
         hashed >>= np.uint64(_BITS - bits)
         slot = hashed.view(np.int64)
+        # Of equal slots the last one written stays.
         table[slot] = left
         # Indices of eight bytes, which NumPy would make anyway; `take` is faster than brackets.
         owner = table.take(slot).astype(np.int64)
-        if len(left) == len(key):
-            first[::-1] = owner
+        if mine is key:
+            last = owner
         else:
-            first[left] = owner
+            last[left] = owner
         other = (key.take(owner) != mine).nonzero()[0]
-        left, mine, factor = left[other], mine[other], factor * _ODD % (1 << _BITS)
-    return first
+        left, mine, factor = left.take(other), mine.take(other), factor * _ODD % (1 << _BITS)
+    return last
 
 
 def distinct_words(captions: Sequence[str]) -> tuple[list[str], Numbers, Numbers]:

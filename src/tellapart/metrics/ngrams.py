@@ -20,7 +20,7 @@ from itertools import chain
 import numpy as np
 from numpy.typing import NDArray
 
-from tellapart.metrics.equal import Numbers, distinct_words, first_equal
+from tellapart.metrics.equal import Numbers, distinct_words, first_equal, last_equal
 
 ORDERS = 4
 # Words of a block of images: its arrays stay in the processor's cache.
@@ -164,7 +164,7 @@ class Ngrams:
     """The n-grams of one order: those that begin at each word.
 
     order:     n
-    number:    of the n-gram, even where it ends in the next caption; equal ones are equal
+    number:    of the n-gram: its word, or if n > 1 one of the places where it begins; equal ones are equal
     images:    per number, the images whose references have the n-gram
     count:     occurrences in the caption, at the first of these; 0 at the others, and where no n-gram begins
     reference: words of references whose n-gram is in the image's candidate too; the first of each caption
@@ -187,13 +187,13 @@ def count_ngrams(captions: Captions) -> Iterator[Ngrams]:
     # An n-gram is two (n-1)-grams that overlap: most are alone because one of these was.
     in_image, in_caption = np.ones(len(words), dtype=np.bool_), _may_repeat(captions)
     for order in range(1, ORDERS + 1):
-        if order > 1:
-            # An n-gram is an (n-1)-gram and a word.
-            key = number * size
-            key[: 1 - order] += words[order - 1 :]
-            number = first_equal(key)
         present = captions.left >= order
         if order > 1:
+            # An n-gram is an (n-1)-gram and a word. Where none begins all keys are 0, which no n-gram has.
+            key = number * size
+            key[: 1 - order] += words[order - 1 :]
+            key *= present
+            number = last_equal(key)
             for several in (in_image, in_caption):
                 several[:-1] &= several[1:]
                 several &= present
