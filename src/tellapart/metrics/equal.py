@@ -92,7 +92,7 @@ def distinct_words(captions: Sequence[str]) -> tuple[list[str], Numbers, Numbers
         is_end[ends] = True
         end = np.flatnonzero(is_end)
         last = np.searchsorted(end, ends)
-    _keep_freed_memory(_MEMORY_FOR_A_WORD * len(end))
+    keep_freed_memory(_MEMORY_FOR_A_WORD * len(end))
     start = np.empty_like(end)
     start[0] = 0
     np.add(end[:-1], 1, out=start[1:])
@@ -114,7 +114,7 @@ def _pieces(byte: NDArray[np.uint8], start: Numbers, length: Numbers) -> list[st
     return some[:-1].tobytes().decode(*_CODE).split(" ")
 
 
-def _keep_freed_memory(size: int) -> None:
+def keep_freed_memory(size: int) -> None:
     """Have C's allocator keep so many bytes of freed memory for the arrays to come.
 
     glibc gives freed memory back to the system, from which it is slow to touch again, unless it is less than twice the

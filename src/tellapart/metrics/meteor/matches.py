@@ -87,7 +87,7 @@ class _Phrases:
 def expand(first: Ints, count: Ints) -> tuple[Ints, Ints]:
     """Concatenate the ranges first[n] … first[n] + count[n] - 1: for each element its n, and the element."""
     owner = np.repeat(np.arange(len(count)), count)
-    return owner, np.arange(len(owner)) + (first - (np.cumsum(count) - count))[owner]
+    return owner, np.arange(len(owner)) + (first - (np.cumsum(count) - count)).take(owner)
 
 
 def _join(left: Ints, right: Ints) -> tuple[Ints, Ints]:
