@@ -111,15 +111,18 @@ def _portions(sizes: Sequence[int]) -> Iterable[slice]:
 def _best_counts(lexicon: Lexicon, references: Sequence[Sequence[str]], candidates: Sequence[str]) -> _Counts:
     """The counts of each candidate with its highest-scoring reference (the first of equals)."""
     image = np.repeat(np.arange(len(candidates)), [len(texts) for texts in references])
-    one = CaptionArrays.of(lexicon.words_of(list(chain.from_iterable(references))))
-    other = CaptionArrays.of(lexicon.words_of(candidates))
+    texts = list(chain.from_iterable(references))
+    one = CaptionArrays.of(lexicon.words_of(texts), texts)
+    other = CaptionArrays.of(lexicon.words_of(candidates), candidates)
     if one.different_words() * other.different_words() > _WORD_PAIRS_AT_ONCE and len(candidates) > 1:
         half = len(candidates) // 2
         parts = slice(half), slice(half, None)
         return _joined([_best_counts(lexicon, references[part], candidates[part]) for part in parts])
     counts = _count(lexicon, one, other, image)
-    order = np.lexsort((-_scores(counts), image))
-    return counts[order[np.searchsorted(image, np.arange(len(candidates)))]]
+    scores = _scores(counts)
+    highest = np.maximum.reduceat(scores, np.searchsorted(image, np.arange(len(candidates))))
+    pairs = np.flatnonzero(scores == highest[image])
+    return counts[pairs[np.searchsorted(image[pairs], np.arange(len(candidates)))]]
 
 
 def _joined(parts: Sequence[_Counts]) -> _Counts:
