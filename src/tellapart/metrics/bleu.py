@@ -70,8 +70,10 @@ class Bleu:
         candidate, reference = ngrams.candidate.take(several), ngrams.reference.take(several)
         both = np.minimum(ngrams.count.take(candidate), ngrams.count.take(reference))
         np.maximum.at(credited, np.searchsorted(row, candidate), both)
-        image = captions.image_of_word.take(row)
-        self._correct[:, ngrams.order - 1] = np.bincount(image, credited, minlength=captions.images)
+        # The rows of an image follow each other, between the start and the end of its candidate.
+        before = np.append(0.0, np.cumsum(credited))
+        begin, end = (np.searchsorted(row, captions.start[captions.candidate + side]) for side in (0, 1))
+        self._correct[:, ngrams.order - 1] = before[end] - before[begin]
 
     def scores(self) -> BleuScores:
         captions = self._captions

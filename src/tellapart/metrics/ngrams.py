@@ -2,8 +2,8 @@
 
 BLEU and CIDEr need the same counts: which captions have an n-gram, and how often. Words become numbers, and captions
 are in one flat array. They are ordered by image, the candidate before its references. An n-gram is a number too: it
-is an (n-1)-gram and a word. Equal pairs of numbers are found by `first_equal`: equal n-grams, n-grams of one caption,
-n-grams of one image.
+is an (n-1)-gram and a word. Equal pairs of numbers are found by hashing (`equal.py`): equal n-grams, n-grams of one
+caption, n-grams of one image.
 
 An n-gram that occurs once in an image matches nothing there, nor does a longer one that contains it. So most
 occurrences of the longer orders are not compared.
@@ -61,7 +61,8 @@ class WordNumbers:
         those between single spaces.
         """
         pieces, piece, lengths = distinct_words(captions)
-        if single_blanks or " ".join(pieces).split() == pieces:
+        # White space other than a space is not printable; an empty piece is no word.
+        if single_blanks or ("".join(pieces).isprintable() and "" not in pieces) or " ".join(pieces).split() == pieces:
             if len(self) == 1:  # no words before these
                 self._number.update(zip(pieces, range(1, len(pieces) + 1), strict=True))
                 return piece + 1, lengths, True
@@ -245,7 +246,7 @@ def _repeats(may_repeat: NDArray[np.bool_], gram: Numbers, unit: Numbers, units:
     Only words that may repeat are compared; the flags of those that do not are cleared.
     """
     rows = np.flatnonzero(may_repeat)
-    if len(rows) < len(gram):
+    if len(rows) < len(gram):  # all of them at first
         gram, unit = gram.take(rows), unit.take(rows)
     first = first_equal(gram * units + unit)
     again = np.flatnonzero(first != np.arange(len(first)))

@@ -2,12 +2,13 @@
 
 All pairs are processed in parallel, one word of the reference per step. A partial alignment ("path") is a few integers,
 so a step is a few array operations on all paths of all pairs. The ranking criteria of a path are packed into one
-number, with the pair in front: sorting these numbers ranks the paths within each pair.
+number:
 
-    bits:  pair | maximum gain - gain | chunks | distance | order of creation
+    bits:  pair | maximum gain - gain | chunks | distance
 
-The order breaks ties as a stable sort would. The matches of a path are not stored with it; those of the best path are
-read back from the steps.
+To rank the paths of each pair, the pair is left out and the order of creation put at the end, which breaks ties as a
+stable sort would. Paths that cannot win any more are dropped. The matches of a path are not stored with it; those of
+the best path are read back from the steps.
 """
 
 from __future__ import annotations
