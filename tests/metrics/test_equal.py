@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tellapart.metrics.equal import distinct_words, first_equal
+from tellapart.metrics.equal import distinct_words, first_equal, last_equal
 
 
 def naive_first_equal(keys: list[int]) -> list[int]:
@@ -20,6 +20,12 @@ def naive_first_equal(keys: list[int]) -> list[int]:
 def test_first_equal(size: int, largest: int) -> None:
     keys = np.random.default_rng(0).integers(0, largest, size, endpoint=True)
     assert first_equal(keys).tolist() == naive_first_equal(keys.tolist())
+
+
+def test_last_equal() -> None:
+    keys = np.random.default_rng(1).integers(0, 300, 1000)
+    last = {key: place for place, key in enumerate(keys.tolist())}
+    assert last_equal(keys).tolist() == [last[key] for key in keys.tolist()]
 
 
 def test_keys_that_share_all_but_their_upper_bits() -> None:

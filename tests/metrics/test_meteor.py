@@ -124,6 +124,35 @@ def test_all_at_once_equals_one_by_one() -> None:
 
 
 @needs_word_data
+def test_paths_that_cannot_win_do_not_matter_in_a_full_beam() -> None:
+    # Few words, many times each: far more alignments than the beam holds.
+    generator = random.Random(3)
+    texts = [" ".join(generator.choices(WORDS.split()[:4], k=generator.randint(8, 16))) for _ in range(80)]
+    known = lexicon.open_lexicon()
+    references, candidates = known.words_of(texts[:40]), known.words_of(texts[40:])
+    one = CaptionArrays.of(references)
+    matches = find_all_matches(known, CaptionArrays.of(candidates), one, np.arange(40))
+    alignments = align_all(matches, one.length)
+    for pair, (reference, candidate) in enumerate(zip(references, candidates, strict=True)):
+        chunks, chosen = align(find_matches(known, reference, candidate), len(candidate))
+        mine = alignments.chosen[matches.pair[alignments.chosen] == pair]
+        assert alignments.chunks[pair] == chunks
+        assert sorted(zip(matches.start[mine], matches.candidate_start[mine], strict=True)) == sorted(
+            (match.start, match.candidate_start) for match in chosen
+        )
+
+
+@needs_word_data
+def test_captions_seen_before_score_the_same() -> None:
+    references = [["a man riding a wave", "a man riding a wave", "two of them in front of the house"], ["a dog"]]
+    candidates = ["a person rides a big wave before the house", "in front of a dog"]
+    lexicon.open_lexicon().phrases.clear()
+    first = meteor_scores(references, candidates)
+    again = meteor_scores(references[::-1], candidates[::-1])
+    assert again.per_image.tolist() == first.per_image.tolist()[::-1]
+
+
+@needs_word_data
 def test_scores_do_not_depend_on_what_is_scored_together(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = random.Random(2)
     texts = [" ".join(generator.choices(WORDS.split(), k=generator.randint(1, 12))) for _ in range(60)]

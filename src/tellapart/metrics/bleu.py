@@ -61,17 +61,19 @@ class Bleu:
     def add(self, ngrams: Ngrams) -> None:
         """Σ over the candidate's n-grams g of min(count of g, most g in one reference)."""
         captions = self._captions
-        for block in ngrams.blocks:
-            matched = np.zeros(len(block.count), dtype=np.bool_)
-            matched[block.candidate] = True
-            # Few n-grams are more than once in a reference.
-            most = matched.astype(np.int64)
-            several = np.flatnonzero(block.count[block.reference] > 1)
-            np.maximum.at(most, block.candidate[several], block.count[block.reference[several]])
-            row = np.flatnonzero(matched)
-            credited = np.minimum(block.count[row], most[row])
-            image = captions.image_of_word[block.words][row]
-            self._correct[:, ngrams.order - 1] += np.bincount(image, credited, minlength=captions.images)
+        matched = np.zeros(len(captions.words), dtype=np.bool_)
+        matched[ngrams.candidate] = True
+        row = np.flatnonzero(matched)
+        # Few n-grams are more than once in a candidate and in a reference.
+        credited = np.ones(len(row))
+        several = np.flatnonzero((ngrams.count > 1).take(ngrams.candidate))
+        candidate, reference = ngrams.candidate.take(several), ngrams.reference.take(several)
+        both = np.minimum(ngrams.count.take(candidate), ngrams.count.take(reference))
+        np.maximum.at(credited, np.searchsorted(row, candidate), both)
+        # The rows of an image follow each other, between the start and the end of its candidate.
+        before = np.append(0.0, np.cumsum(credited))
+        begin, end = (np.searchsorted(row, captions.start[captions.candidate + side]) for side in (0, 1))
+        self._correct[:, ngrams.order - 1] = before[end] - before[begin]
 
     def scores(self) -> BleuScores:
         captions = self._captions

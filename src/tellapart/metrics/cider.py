@@ -28,7 +28,7 @@ from tellapart.errors import DataError
 from tellapart.files import new_file
 from tellapart.metrics.equal import Numbers
 from tellapart.metrics.image_scores import ImageScores
-from tellapart.metrics.ngrams import ORDERS, Block, Captions, Ngrams, WordNumbers, count_ngrams, number_captions
+from tellapart.metrics.ngrams import ORDERS, Captions, Ngrams, WordNumbers, count_ngrams, number_captions
 
 Variant = Literal["cider-d", "cider"]
 
@@ -76,26 +76,21 @@ class Cider:
 
     def add(self, ngrams: Ngrams) -> None:
         """The (clipped) tf-idf cosine of every reference with the candidate of its image, for one n."""
-        found = ngrams.images if self._lookup is None else next(self._lookup)
-        idf = np.full(len(found), np.log(max(1, self._images)))
-        several = np.flatnonzero(found > 1)
-        idf[several] -= np.log(found[several])
-        for block in ngrams.blocks:
-            weight = block.count * (idf[block.gram] if self._lookup is None else idf[block.words])
-            self._similarity[block.captions] += self._cosines(block, weight)
-
-    def _cosines(self, block: Block, weight: NDArray[np.float64]) -> NDArray[np.float64]:
-        """The cosines in a block of images, given the tf-idf of its rows."""
-        captions, here = self._captions, block.captions
-        size = here.stop - here.start
-        caption = captions.caption_of[block.words] - here.start
-        norm = np.sqrt(np.bincount(caption, weight**2, minlength=size))
-        in_candidate, in_reference = weight[block.candidate], weight[block.reference]
+        captions = self._captions
+        size = len(captions.lengths)
+        found = ngrams.images.take(ngrams.number) if self._lookup is None else next(self._lookup)
+        # Of each number of images: few logarithms, and a table that stays in the processor's cache.
+        idf = np.log(max(1, self._images)) - np.log(np.maximum(1, np.arange(found.max(initial=0) + 1)))
+        weight = idf.take(found)
+        weight *= ngrams.count
+        norm = np.sqrt(np.bincount(captions.caption_of, np.square(weight), minlength=size))
+        in_candidate, in_reference = weight.take(ngrams.candidate), weight.take(ngrams.reference)
         if self._clipped:
-            in_candidate = np.minimum(in_candidate, in_reference)
-        dot = np.bincount(caption[block.reference], in_candidate * in_reference, minlength=size)
-        scale = norm[captions.candidate[captions.image_of[here]] - here.start] * norm
-        return np.asarray(np.divide(dot, scale, out=np.zeros(size), where=scale > 0))
+            np.minimum(in_candidate, in_reference, out=in_candidate)
+        in_candidate *= in_reference
+        dot = np.bincount(captions.caption_of.take(ngrams.reference), in_candidate, minlength=size)
+        scale = norm.take(captions.candidate).take(captions.image_of) * norm
+        self._similarity += np.divide(dot, scale, out=np.zeros(size), where=scale > 0)
 
     def scores(self) -> ImageScores:
         captions = self._captions
@@ -170,7 +165,7 @@ class DocumentFrequencies:
             if ngrams.order == 1:
                 counts.append(ngrams.images[1:])
                 continue
-            # The number of an n-gram is the place of the first one.
+            # The number of an n-gram is a place where it begins.
             found = np.flatnonzero(ngrams.images)
             key = number[shorter[found]] * (size - 1) + captions.words[found + (ngrams.order - 1)] - 1
             order = np.argsort(key)

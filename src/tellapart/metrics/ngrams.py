@@ -2,8 +2,8 @@
 
 BLEU and CIDEr need the same counts: which captions have an n-gram, and how often. Words become numbers, and captions
 are in one flat array. They are ordered by image, the candidate before its references. An n-gram is a number too: it
-is an (n-1)-gram and a word. Equal pairs of numbers are found by `first_equal`: equal n-grams, n-grams of one caption,
-n-grams of one image.
+is an (n-1)-gram and a word. Equal pairs of numbers are found by hashing (`equal.py`): equal n-grams, n-grams of one
+caption, n-grams of one image.
 
 An n-gram that occurs once in an image matches nothing there, nor does a longer one that contains it. So most
 occurrences of the longer orders are not compared.
@@ -15,15 +15,18 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tellapart.metrics.equal import Numbers, distinct_words, first_equal
+from tellapart.metrics.equal import Numbers, distinct_words, first_equal, last_equal
 
 ORDERS = 4
 # Words of a block of images: its arrays stay in the processor's cache.
 _BLOCK = 1 << 16
+# Up to so many words, the words of a caption are compared each with each.
+_SHORT = 16
 
 
 class WordNumbers:
@@ -58,8 +61,12 @@ class WordNumbers:
         those between single spaces.
         """
         pieces, piece, lengths = distinct_words(captions)
-        if single_blanks or " ".join(pieces).split() == pieces:
-            return np.array(list(map(self._number.__getitem__, pieces)), dtype=np.int64)[piece], lengths, True
+        # White space other than a space is not printable; an empty piece is no word.
+        if single_blanks or ("".join(pieces).isprintable() and "" not in pieces) or " ".join(pieces).split() == pieces:
+            if len(self) == 1:  # no words before these
+                self._number.update(zip(pieces, range(1, len(pieces) + 1), strict=True))
+                return piece + 1, lengths, True
+            return np.array(list(map(self._number.__getitem__, pieces)), dtype=np.int64).take(piece), lengths, True
         words = [one.split() for one in pieces]
         found = np.array([self._number[word] for some in words for word in some], dtype=np.int64)
         # Pieces with other white space inside are several words, empty ones none.
@@ -118,17 +125,17 @@ class Captions:
 
     @cached_property
     def image_of_word(self) -> Numbers:
-        return self.image_of[self.caption_of]
+        return self.image_of.take(self.caption_of)
 
     @cached_property
     def of_candidate(self) -> NDArray[np.bool_]:
         """Of each word, whether it is a candidate's."""
-        return np.repeat(self.is_candidate, self.lengths)
+        return self.is_candidate.take(self.caption_of)
 
     @cached_property
     def left(self) -> Numbers:
         """Of each word, the words from there to the end of its caption."""
-        return np.repeat(self.start[1:], self.lengths) - np.arange(len(self.words))
+        return self.start[1:].take(self.caption_of) - np.arange(len(self.words))
 
 
 def number_captions(
@@ -145,10 +152,8 @@ def number_captions(
     """
     if len(references) != len(candidates) or not all(references):
         raise ValueError("every candidate needs a list of at least one reference")
-    captions: list[str] = []
-    for candidate, group in zip(candidates, references, strict=True):
-        captions.append(candidate)
-        captions += group
+    # Image by image its candidate, which `zip` makes a tuple, and its references.
+    captions = list(chain.from_iterable(chain.from_iterable(zip(zip(candidates), references, strict=True))))
     vocabulary = WordNumbers() if vocabulary is None else vocabulary
     words, lengths, by_single_blanks = vocabulary.number(captions, single_blanks=single_blanks)
     counts = np.fromiter(map(len, references), dtype=np.int64, count=len(references))
@@ -156,39 +161,23 @@ def number_captions(
 
 
 @dataclass(frozen=True)
-class Block:
-    """The n-grams of one order in some images: one row for each word.
-
-    captions:  the captions of these images
-    words:     their words
-    gram:      number of the n-gram that begins at the word
-    count:     occurrences in the caption, at the first of these; 0 at the others, and where no n-gram begins
-    reference: rows of references whose n-gram is in the image's candidate too; the first of each caption
-    candidate: the candidate's row of each of those
-    """
-
-    captions: slice
-    words: slice
-    gram: Numbers
-    count: Numbers
-    reference: Numbers
-    candidate: Numbers
-
-
-@dataclass(frozen=True)
 class Ngrams:
-    """The n-grams of one order.
+    """The n-grams of one order: those that begin at each word.
 
-    order:  n
-    number: of the n-gram that begins at each word, even where it ends in the next caption; equal ones are equal
-    images: per number, the images whose references have the n-gram
-    blocks: the n-grams inside captions
+    order:     n
+    number:    of the n-gram: its word, or if n > 1 one of the places where it begins; equal ones are equal
+    images:    per number, the images whose references have the n-gram
+    count:     occurrences in the caption, at the first of these; 0 at the others, and where no n-gram begins
+    reference: words of references whose n-gram is in the image's candidate too; the first of each caption
+    candidate: the candidate's word of each of those
     """
 
     order: int
     number: Numbers
     images: Numbers
-    blocks: list[Block]
+    count: NDArray[np.float64]
+    reference: Numbers
+    candidate: Numbers
 
 
 def count_ngrams(captions: Captions) -> Iterator[Ngrams]:
@@ -197,87 +186,75 @@ def count_ngrams(captions: Captions) -> Iterator[Ngrams]:
     number = words
     # Of each word: whether the image, and the caption, may have the n-gram that begins there more than once.
     # An n-gram is two (n-1)-grams that overlap: most are alone because one of these was.
-    in_image, in_caption = np.ones((2, len(words)), dtype=np.bool_)
+    in_image, in_caption = np.ones(len(words), dtype=np.bool_), _may_repeat(captions)
     for order in range(1, ORDERS + 1):
+        present = captions.left >= order
         if order > 1:
-            # An n-gram is an (n-1)-gram and a word.
+            # An n-gram is an (n-1)-gram and a word. Where none begins all keys are 0, which no n-gram has.
             key = number * size
             key[: 1 - order] += words[order - 1 :]
-            number = first_equal(key)
-            present = captions.left >= order
+            key *= present
+            number = last_equal(key)
             for several in (in_image, in_caption):
                 several[:-1] &= several[1:]
                 several &= present
-        blocks, in_references = [], [np.empty(0, dtype=np.int64)]
-        for some in _blocks(captions):
-            block, counted = _match(order, number, in_image, in_caption, some, captions)
-            blocks.append(block)
-            in_references.append(counted)
-        images = np.bincount(np.concatenate(in_references), minlength=size if order == 1 else len(words))
-        yield Ngrams(order, number, images, blocks)
+        # The image's first word with the n-gram: the candidate's, if it has it.
+        later, first = _repeats_in_images(in_image, number, captions)
+        in_caption &= in_image
+        again, same = _repeats(in_caption, number, captions.caption_of, len(captions.lengths))
+        count = present.astype(np.float64)
+        count[again] = 0
+        np.add.at(count, same, 1.0)
+        # Each image counts once for an n-gram of its references: at its first word with it.
+        counted = present & ~captions.of_candidate
+        of_reference = np.flatnonzero(counted.take(later))
+        counted[later] = False
+        later, first = later.take(of_reference), first.take(of_reference)
+        counted[first] = True
+        images = np.bincount(number.take(np.flatnonzero(counted)), minlength=size if order == 1 else len(words))
+        matched = np.flatnonzero(captions.of_candidate.take(first) & (count.take(later) > 0))
+        yield Ngrams(order, number, images, count, later.take(matched), first.take(matched))
 
 
-def _blocks(captions: Captions) -> Iterator[slice]:
-    """The captions of some images after the other."""
+def _may_repeat(captions: Captions) -> NDArray[np.bool_]:
+    """Of each word, whether its caption may have it more than once; longer captions have their words all marked."""
+    several = (captions.lengths > _SHORT).take(captions.caption_of)
+    # Equal only in one caption. 32 bits are enough, since captions as near as these differ by less.
+    key = (captions.caption_of * len(captions.vocabulary) + captions.words).astype(np.uint32)
+    for distance in range(1, min(_SHORT, int(captions.lengths.max(initial=0)))):
+        same = key[distance:] == key[:-distance]
+        several[distance:] |= same
+        several[:-distance] |= same
+    return several
+
+
+def _repeats_in_images(may_repeat: NDArray[np.bool_], gram: Numbers, captions: Captions) -> tuple[Numbers, Numbers]:
+    """`_repeats` of images, some images after the other."""
     images = max(1, _BLOCK * captions.images // max(1, len(captions.words)))
-    ends = [*captions.candidate[images::images].tolist(), len(captions.lengths)]
-    return map(slice, [0, *ends], ends)
+    ends = captions.start.take([0, *captions.candidate[images::images].tolist(), len(captions.lengths)]).tolist()
+    found = [np.zeros((2, 0), dtype=np.int64)]
+    for some in map(slice, ends[:-1], ends[1:]):
+        repeats = _repeats(may_repeat[some], gram[some], captions.image_of_word[some], captions.images)
+        found.append(np.add(repeats, some.start))
+    later, first = np.concatenate(found, axis=1)
+    return later, first
 
 
-def _match(
-    order: int,
-    number: Numbers,
-    in_image: NDArray[np.bool_],
-    in_caption: NDArray[np.bool_],
-    some: slice,
-    captions: Captions,
-) -> tuple[Block, Numbers]:
-    """Compare the n-grams of each image of a block.
+def _repeats(may_repeat: NDArray[np.bool_], gram: Numbers, unit: Numbers, units: int) -> tuple[Numbers, Numbers]:
+    """The words whose n-gram begins before in their unit, an image or a caption, and the first word with it.
 
-    Args:
-        order: n.
-        number: of all n-grams.
-        in_image: which words may begin an n-gram that the image has more than once; is updated.
-        in_caption: the same for the caption.
-        some: the block's captions.
-        captions: all captions.
-
-    Returns:
-        The block, and the numbers of the n-grams in references, once per image.
-    """
-    words = slice(captions.start[some.start], captions.start[some.stop])
-    gram, caption, of_candidate = number[words], captions.caption_of[words], captions.of_candidate[words]
-    in_image, in_caption = in_image[words], in_caption[words]
-    present = captions.left[words] >= order
-    count = present.astype(np.int64)
-    # The image's first row with the n-gram: the candidate's, if it has it.
-    rows, first = _several(in_image, gram, captions.image_of_word[words], captions.images)
-    in_caption &= in_image
-    repeated, same = _several(in_caption, gram, caption, len(captions.lengths))
-    count[repeated] = 0
-    count += np.bincount(same, minlength=len(count))
-    counted = present & ~of_candidate
-    referring = np.flatnonzero(counted[rows] & (count[rows] > 0))
-    reference, first = rows[referring], first[referring]
-    # Once per image: the first row stands for all.
-    counted[rows] = False
-    counted[first] = True
-    matched = np.flatnonzero(of_candidate[first])
-    return Block(some, words, gram, count, reference[matched], first[matched]), gram[np.flatnonzero(counted)]
-
-
-def _several(may_repeat: NDArray[np.bool_], gram: Numbers, unit: Numbers, units: int) -> tuple[Numbers, Numbers]:
-    """The rows whose n-gram occurs more than once in its unit, an image or a caption, and the first of the same.
-
-    Only rows that may repeat are compared; the flags of those that do not are cleared.
+    Only words that may repeat are compared; the flags of those that do not are cleared.
     """
     rows = np.flatnonzero(may_repeat)
-    first = first_equal(gram[rows] * units + unit[rows])
-    together = np.flatnonzero((np.bincount(first, minlength=len(first)) > 1)[first])
-    rows, first = rows[together], rows[first[together]]
+    if len(rows) < len(gram):  # all of them at first
+        gram, unit = gram.take(rows), unit.take(rows)
+    first = first_equal(gram * units + unit)
+    again = np.flatnonzero(first != np.arange(len(first)))
+    later, first = rows.take(again), rows.take(first.take(again))
     may_repeat[:] = False
-    may_repeat[rows] = True
-    return rows, first
+    may_repeat[later] = True
+    may_repeat[first] = True
+    return later, first
 
 
 def ranges(starts: Numbers, counts: Numbers) -> Numbers:

@@ -88,7 +88,7 @@ _WHITE_SPACE = re.compile(r"[^\S\u00A0]")
 # Pieces whose tokens may depend on the next piece: numbers (5 1/2), abbreviations, spaced dots, tags.
 _LOOKS_AHEAD = re.compile(r"\d\)?$|\.$|<")
 # Most pieces are a word, maybe followed by a comma or period; they need no rules unless listed below.
-_PLAIN = re.compile(r"([A-Za-z]{2,})([.,]?)")
+_PLAIN = re.compile(r"([A-Za-z]{2,})[.,]?")
 _NO_PLAIN_WORDS = frozenset(
     f"cannot gonna gotta lemme gimme wanna {_TITLES} {_SENTENCE_FINAL} {_CAPITALISED} {_BEFORE_NUMBERS}".lower()
     .translate({ord("["): None, ord("]"): None})
@@ -354,7 +354,7 @@ class _Pieces(dict[str, str | None]):
         found: str | None
         plain = _PLAIN.fullmatch(piece)
         if plain and (word := plain[1].lower()) not in _NO_PLAIN_WORDS:
-            found = _join([word, plain[2]])
+            found = word  # the comma or period is dropped
         elif not self._is_last and _LOOKS_AHEAD.search(piece):
             found = None
         else:

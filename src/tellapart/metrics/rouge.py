@@ -29,6 +29,8 @@ _BETA = 1.2
 _WIDTHS = (8, 16, 32, 64)
 # Pairs handled at once, so that their words stay in the processor's cache.
 _BLOCK = 8192
+# Of each byte, the number of its bits that are 0.
+_ZEROS = np.array([8 - byte.bit_count() for byte in range(256)])
 
 
 def rouge_scores(references: Sequence[Sequence[str]], candidates: Sequence[str]) -> ImageScores:
@@ -61,7 +63,7 @@ def _common_subsequence(captions: Captions, candidate: Numbers, reference: Numbe
     length = captions.lengths[reference]
     # Small types compare faster; 0, the number of no word, is the padding.
     small = np.uint16 if len(captions.vocabulary) <= 1 << 16 else np.int32
-    words = np.append(captions.words, np.zeros(_WIDTHS[-1], dtype=np.int64)).astype(small)
+    words = np.append(captions.words.astype(small), np.zeros(_WIDTHS[-1], dtype=small))
     common = np.zeros(len(reference), dtype=np.int64)
     shorter = 0
     for width in _WIDTHS:
@@ -82,28 +84,30 @@ def _common_subsequence(captions: Captions, candidate: Numbers, reference: Numbe
 
 
 def _common_by_bits(
-    words: NDArray[np.generic], start: Numbers, lengths: Numbers, candidate: Numbers, reference: Numbers, width: int
+    words: NDArray[np.integer], start: Numbers, lengths: Numbers, candidate: Numbers, reference: Numbers, width: int
 ) -> Numbers:
     """LCS length of pairs whose references have at most `width` words: one unsigned integer of that width each."""
     unsigned = np.dtype(f"u{width // 8}")
     # Rows: the first, second, … words of all references.
     rows = np.arange(int(lengths[reference].max(initial=0)))[:, np.newaxis]
-    other = words[start[reference] + rows]
-    other[rows >= lengths[reference]] = 0
+    other = words.take(start[reference] + rows)
+    other *= rows < lengths[reference]
     bits = np.left_shift(unsigned.type(1), rows.astype(unsigned))
-    length = lengths[candidate]
+    length, begin = lengths[candidate], start[candidate]
     zeros = np.full(len(candidate), np.iinfo(unsigned).max, dtype=unsigned)
-    for place in range(int(length.max(initial=0))):
-        # Candidates are sorted by length: the last ones still have a word at this place.
-        live = int(np.searchsorted(length, place, side="right"))
-        word = words[start[candidate[live:]] + place]
+    places = np.arange(int(length.max(initial=0)))
+    # Candidates are sorted by length: the last ones still have a word at a place.
+    for place, live in enumerate(np.searchsorted(length, places, side="right").tolist()):
+        word = words.take(begin[live:] + place)
         # Different bits: their sum is all of them.
         equal = np.add.reduce((other[:, live:] == word) * bits, axis=0, dtype=unsigned)
         state = zeros[live:]
         matched = state & equal
         zeros[live:] = (state + matched) | (state - matched)
-    found = np.unpackbits((~zeros).view(np.uint8).reshape(len(zeros), -1), axis=1)
-    return np.asarray(found.sum(axis=1), dtype=np.int64)
+    common = np.zeros(len(zeros), dtype=np.int64)
+    for byte in zeros.view(np.uint8).reshape(len(zeros), -1).T:
+        common += _ZEROS.take(byte)
+    return common
 
 
 def _common_of_one(candidate: Numbers, reference: Numbers) -> int:

@@ -156,7 +156,7 @@ def _add_diversity(
     scores: Scores,
     ids: Sequence[str],
     groups: Sequence[Sequence[str]],
-    said: Sequence[list[str]],
+    said: Sequence[Sequence[str]],
     families: Sequence[str],
     frequencies: DocumentFrequencies | None,
     training: list[str] | None,
@@ -202,10 +202,10 @@ def _by_ngrams(
     return None if bleu is None else bleu.scores(), None if cider is None else cider.scores()
 
 
-def _captions_per_image(candidates: Mapping[str, str | Sequence[str]]) -> list[list[str]]:
-    """Each image's captions as a list; all of the same length, at least one."""
+def _captions_per_image(candidates: Mapping[str, str | Sequence[str]]) -> Sequence[Sequence[str]]:
+    """Each image's captions; all of the same length, at least one."""
     if {str}.issuperset(map(type, candidates.values())):
-        return [[one] for one in cast(Mapping[str, str], candidates).values()]
+        return list(zip(cast(Mapping[str, str], candidates).values()))
     said = [list(one) if isinstance(one, list | tuple) else [cast(str, one)] for one in candidates.values()]
     for i, captions in zip(candidates, said, strict=True):
         if not all(isinstance(caption, str) for caption in captions):
@@ -243,10 +243,11 @@ def _check_ids(references: Mapping[str, Sequence[str]], candidates: Mapping[str,
     """Raise unless every image has candidates and at least one reference."""
     if not candidates:
         raise DataError("no candidates to evaluate; give one caption per image id")
-    unknown = [i for i in candidates if i not in references]
+    same = references.keys() == candidates.keys()  # much faster than to look for the differences
+    unknown = [] if same else [i for i in candidates if i not in references]
     if unknown:
         raise DataError(f"{_some(unknown)} without references; add references or drop these candidates")
-    missing = [i for i in references if i not in candidates]
+    missing = [] if same else [i for i in references if i not in candidates]
     if missing:
         # Scoring only the captioned images would make the test set easier.
         raise DataError(f"{_some(missing)} without a candidate; caption them or drop their references")

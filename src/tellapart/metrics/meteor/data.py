@@ -13,6 +13,7 @@ import json
 import zipfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ LONGEST_PHRASE = 7
 # Increase it when the arrays below change their meaning: files of another format are ignored.
 _FORMAT = 2
 _FILTER_BITS = 25
+_BUCKET_BITS = 20
 _BYTES_AT_ONCE = 1 << 22
 _BASE = 0x9E3779B97F4A7C15
 # From a digest, since a random generator may change with its version and invalidate cached files.
@@ -83,11 +85,23 @@ class WordData:
         numbers = np.full(len(hashes), -1, dtype=np.int64)
         bit = hashes >> np.uint64(64 - _FILTER_BITS)
         maybe = np.flatnonzero(self.filter[bit >> np.uint64(3)] >> (bit & np.uint64(7)).astype(np.uint8) & 1)
-        maybe = maybe[np.argsort(hashes[maybe])]  # lookups in order are several times as fast
         wanted = hashes[maybe]
-        place = np.minimum(np.searchsorted(self.hashes, wanted), len(self.hashes) - 1)
-        numbers[maybe] = np.where(self.hashes[place] == wanted, place, -1)
+        place = self._bucket_first.take((wanted >> np.uint64(64 - _BUCKET_BITS)).view(np.int64))
+        # A bucket has few phrases: go through those of all hashes at once.
+        while len(maybe):
+            found = self.hashes.take(place, mode="clip")
+            equal = np.flatnonzero(found == wanted)
+            numbers[maybe.take(equal)] = place.take(equal)
+            before = np.flatnonzero((found < wanted) & (place < len(self.hashes)))
+            maybe, wanted, place = maybe.take(before), wanted.take(before), place.take(before) + 1
         return numbers
+
+    @cached_property
+    def _bucket_first(self) -> NDArray[np.int64]:
+        """The first phrase whose hash has these upper bits, or larger ones: much faster than a binary search."""
+        bucket = (self.hashes >> np.uint64(64 - _BUCKET_BITS)).view(np.int64)
+        count = np.bincount(bucket, minlength=1 << _BUCKET_BITS)
+        return np.cumsum(count) - count
 
 
 def hash_word(word: str) -> tuple[int, int]:

@@ -29,6 +29,8 @@ class Lexicon(dict[str, int]):
         self.hashes: list[tuple[int, int]] = []
         self._stem_numbers: dict[str, int] = {}
         self._captions: dict[str, tuple[int, ...]] = {}
+        # Caption → its phrases, in the form of `matches.py`.
+        self.phrases: dict[str, bytes] = {}
         self._arrays = WordArrays(self)
         self._one_at_a_time = threading.Lock()
 
@@ -45,6 +47,7 @@ class Lexicon(dict[str, int]):
         with self._one_at_a_time:
             if len(self._captions) > _CAPTIONS_REMEMBERED:
                 self._captions.clear()
+                self.phrases.clear()
             remembered, number, abbreviations = self._captions, self.__getitem__, self.data.abbreviations
             for caption in captions:
                 if caption not in remembered:

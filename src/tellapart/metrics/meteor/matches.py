@@ -24,26 +24,33 @@ Ints = NDArray[np.int64]
 _FROM_REFERENCE, _FROM_CANDIDATE = 3, 4
 _MODULE = np.array([EXACT, STEM, SYNONYM, PARAPHRASE, PARAPHRASE])
 _FLAGS = 1 << 22
+_WORDS_AT_ONCE = 1 << 13
 LONGEST_CAPTION = 63  # of a pair handled here: its words are bits of a mask, and places take 6 bits of a sort key
 
 
 @dataclass(frozen=True)
 class CaptionArrays:
-    """Captions concatenated as word numbers; caption n is words[first[n] : first[n] + length[n]]."""
+    """Captions concatenated as word numbers; caption n is words[first[n] : first[n] + length[n]].
+
+    With their texts, their phrases are remembered: references are scored with every model.
+    """
 
     words: Ints
     first: Ints
     length: Ints
+    texts: Sequence[str] | None = None
 
     @classmethod
-    def of(cls, captions: Sequence[Sequence[int]]) -> CaptionArrays:
+    def of(cls, captions: Sequence[Sequence[int]], texts: Sequence[str] | None = None) -> CaptionArrays:
         length = np.fromiter(map(len, captions), np.int64, len(captions))
         words = np.fromiter(chain.from_iterable(captions), np.int64, int(length.sum()))
-        return cls(words, np.cumsum(length) - length, length)
+        return cls(words, np.cumsum(length) - length, length, texts)
 
     def __getitem__(self, chosen: Ints) -> CaptionArrays:
         length = self.length[chosen]
-        return CaptionArrays(self.words[expand(self.first[chosen], length)[1]], np.cumsum(length) - length, length)
+        texts = None if self.texts is None else [self.texts[place] for place in chosen.tolist()]
+        words = self.words[expand(self.first[chosen], length)[1]]
+        return CaptionArrays(words, np.cumsum(length) - length, length, texts)
 
     def words_of(self, caption: int) -> list[int]:
         words: list[int] = self.words[self.first[caption] : self.first[caption] + self.length[caption]].tolist()
@@ -70,7 +77,7 @@ class Matches:
 
 @dataclass(frozen=True)
 class _Phrases:
-    """Phrases of the paraphrase table in captions, single words too: [occurrences] each."""
+    """Phrases of the paraphrase table in captions, single words too, in no order: [occurrences] each."""
 
     caption: Ints
     start: Ints
@@ -87,7 +94,7 @@ class _Phrases:
 def expand(first: Ints, count: Ints) -> tuple[Ints, Ints]:
     """Concatenate the ranges first[n] … first[n] + count[n] - 1: for each element its n, and the element."""
     owner = np.repeat(np.arange(len(count)), count)
-    return owner, np.arange(len(owner)) + (first - (np.cumsum(count) - count))[owner]
+    return owner, np.arange(len(owner)) + (first - (np.cumsum(count) - count)).take(owner)
 
 
 def _join(left: Ints, right: Ints) -> tuple[Ints, Ints]:
@@ -106,8 +113,8 @@ def find_all_matches(
     arrays = lexicon.arrays()
     vocabulary, words = _own_vocabulary(references.words, len(lexicon))
     candidate_vocabulary, candidate_words = _own_vocabulary(candidates.words, len(lexicon))
-    phrases = _find_phrases(lexicon, arrays, references, words)
-    candidate_phrases = _find_phrases(lexicon, arrays, candidates, candidate_words)
+    phrases = _phrases_of(lexicon, arrays, references, words)
+    candidate_phrases = _phrases_of(lexicon, arrays, candidates, candidate_words)
 
     table = _related_words(arrays, vocabulary, candidate_vocabulary)
     word_pairs, places, found = [], [], []
@@ -161,14 +168,42 @@ def _own_vocabulary(words: Ints, size: int) -> tuple[Ints, Ints]:
     return vocabulary, place[words]
 
 
-def _find_phrases(lexicon: Lexicon, arrays: WordArrays, captions: CaptionArrays, words: Ints) -> _Phrases:
+def _phrases_of(lexicon: Lexicon, arrays: WordArrays, captions: CaptionArrays, words: Ints) -> _Phrases:
+    """The phrases in captions; `words` are the captions' words in their own vocabulary."""
+    if captions.texts is None:
+        caption, start, length, number = _find_phrases(lexicon, arrays, captions)
+    else:
+        packed = [lexicon.phrases.get(text) for text in captions.texts]
+        new = np.flatnonzero([one is None for one in packed])
+        for place, found in zip(new.tolist(), _packed_phrases(lexicon, arrays, captions[new]), strict=True):
+            packed[place] = lexicon.phrases[captions.texts[place]] = found
+        whole = [one for one in packed if one is not None]
+        code = np.frombuffer(b"".join(whole), dtype=np.int64)
+        count = np.fromiter(map(len, whole), np.int64, len(whole)) // code.itemsize
+        caption = np.repeat(np.arange(len(whole)), count)
+        start, length, number = code & 0xFF, code >> 8 & 0xF, code >> 12
+    return _Phrases(caption, start, length, words[captions.first[caption] + start], number)
+
+
+def _packed_phrases(lexicon: Lexicon, arrays: WordArrays, captions: CaptionArrays) -> list[bytes]:
+    """The phrases of each caption, to be remembered: an integer each, of start, length and number."""
+    caption, start, length, number = _find_phrases(lexicon, arrays, captions)
+    order = np.argsort(caption, kind="stable")
+    code = (start | length << 8 | number << 12)[order]
+    ends = np.cumsum(np.bincount(caption, minlength=len(captions.length))) * code.itemsize
+    every, ends = code.tobytes(), ends.tolist()
+    return [every[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def _find_phrases(lexicon: Lexicon, arrays: WordArrays, captions: CaptionArrays) -> tuple[Ints, Ints, Ints, Ints]:
+    """Caption, start, length and number of every phrase in captions."""
     caption = captions.caption_of_words()
     left = (captions.first + captions.length)[caption] - np.arange(len(caption))  # words from here to the end
     word_hashes, word_powers = arrays.hashes[captions.words], arrays.powers[captions.words]
     places, numbers, lengths = [], [], []
     hashes, powers = np.zeros_like(word_hashes), np.ones_like(word_hashes)
     for length in range(1, min(LONGEST_PHRASE, int(captions.length.max(initial=1))) + 1):
-        size = len(words) - length + 1
+        size = len(caption) - length + 1
         hashes = hashes[:size] + powers[:size] * word_hashes[length - 1 :]
         powers = powers[:size] * word_powers[length - 1 :]
         within = np.flatnonzero(left[: len(hashes)] >= length)
@@ -177,13 +212,7 @@ def _find_phrases(lexicon: Lexicon, arrays: WordArrays, captions: CaptionArrays,
         numbers.append(number[number >= 0])
         lengths.append(np.full(len(places[-1]), length))
     place = np.concatenate(places)
-    return _Phrases(
-        caption[place],
-        place - captions.first[caption[place]],
-        np.concatenate(lengths),
-        words[place],
-        np.concatenate(numbers),
-    )
+    return caption[place], place - captions.first[caption[place]], np.concatenate(lengths), np.concatenate(numbers)
 
 
 def _related_words(arrays: WordArrays, vocabulary: Ints, candidate_vocabulary: Ints) -> NDArray[np.uint8]:
@@ -281,17 +310,18 @@ def _word_matches(
     pair = references.caption_of_words()
     candidate = candidate_of[pair]
     count = candidates.length[candidate]
-    # Every word of a reference with every word of its candidate: the largest arrays here, so 32 bits.
-    base = (candidates.first[candidate] - (np.cumsum(count) - count)).astype(np.int32)
-    total = int(count.sum())
-    column = candidate_words.astype(np.int32)[np.arange(total, dtype=np.int32) + np.repeat(base, count)]
-    column += np.repeat((words * table.shape[1]).astype(np.int32), count)
-    kinds = table.ravel()[column]
-    hit = np.flatnonzero(kinds)
-    word = np.searchsorted(np.cumsum(count), hit, side="right")
-    kinds, columns = kinds[hit], column[hit].astype(np.int64)
+    # Every word of a reference with every word of its candidate: many, so some after the other, in the cache.
+    found = []
+    for begin in range(0, max(1, len(words)), _WORDS_AT_ONCE):
+        some = slice(begin, begin + _WORDS_AT_ONCE)
+        word, other = expand(candidates.first.take(candidate[some]), count[some])
+        columns = (words[some] * table.shape[1]).take(word) + candidate_words.take(other)
+        kinds = table.ravel().take(columns)
+        hit = np.flatnonzero(kinds)
+        found.append((word.take(hit) + begin, other.take(hit), columns.take(hit), kinds.take(hit)))
+    word, other, columns, kinds = map(np.concatenate, zip(*found, strict=True))
     start = word - references.first[pair[word]]
-    candidate_start = hit + base[word] - candidates.first[candidate[word]]
+    candidate_start = other - candidates.first[candidate[word]]
     rows = []
     for kind in range(_FROM_CANDIDATE + 1):
         chosen = np.flatnonzero(kinds >> kind & 1)

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tellapart.errors import LimitError
+from tellapart.metrics.equal import keep_freed_memory
 from tellapart.metrics.meteor.beam import align_all
 from tellapart.metrics.meteor.definition import align, find_matches
 from tellapart.metrics.meteor.lexicon import Lexicon, open_lexicon
@@ -20,6 +21,7 @@ MODULE_WEIGHTS = (1.0, 0.6, 0.8, 0.6)
 # These bound memory; the table of words has a byte for each pair of different words.
 _REFERENCES_AT_ONCE = 40_000
 _WORD_PAIRS_AT_ONCE = 1 << 27
+_MEMORY_FOR_A_REFERENCE = 3_000
 # Longest caption in words: the time of an alignment grows with the square of its length.
 MAX_WORDS = 200
 
@@ -77,14 +79,18 @@ def meteor_scores(references: Sequence[Sequence[str]], candidates: Sequence[str]
     """
     if len(references) != len(candidates) or not all(references):
         raise ValueError("every candidate needs a list of at least one reference")
-    for text in chain(candidates, *references):
+    # Most captions have fewer characters than that.
+    for text in (text for text in chain(candidates, *references) if len(text) >= MAX_WORDS):
         words = text.count(" ") + 1
         if words > MAX_WORDS:
             raise LimitError(f"a caption has {words:,} words; METEOR is computed for at most {MAX_WORDS}")
     lexicon = open_lexicon()
-    # The tool removes its separator from a candidate; in a reference it starts another one.
-    groups = [[part for text in texts for part in text.split("|||")] for texts in references]
-    texts = [text.replace("|||", "") for text in candidates]
+    keep_freed_memory(_MEMORY_FOR_A_REFERENCE * sum(map(len, references)))
+    groups, texts = references, candidates
+    if any("|||" in text for text in chain(candidates, *references)):
+        # The tool removes its separator from a candidate; in a reference it starts another one.
+        groups = [[part for text in texts for part in text.split("|||")] for texts in references]
+        texts = [text.replace("|||", "") for text in candidates]
     portions = _portions([len(group) for group in groups])
     best = [_best_counts(lexicon, groups[portion], texts[portion]) for portion in portions]
     counts = _joined(best)
@@ -105,15 +111,18 @@ def _portions(sizes: Sequence[int]) -> Iterable[slice]:
 def _best_counts(lexicon: Lexicon, references: Sequence[Sequence[str]], candidates: Sequence[str]) -> _Counts:
     """The counts of each candidate with its highest-scoring reference (the first of equals)."""
     image = np.repeat(np.arange(len(candidates)), [len(texts) for texts in references])
-    one = CaptionArrays.of(lexicon.words_of(list(chain.from_iterable(references))))
-    other = CaptionArrays.of(lexicon.words_of(candidates))
+    texts = list(chain.from_iterable(references))
+    one = CaptionArrays.of(lexicon.words_of(texts), texts)
+    other = CaptionArrays.of(lexicon.words_of(candidates), candidates)
     if one.different_words() * other.different_words() > _WORD_PAIRS_AT_ONCE and len(candidates) > 1:
         half = len(candidates) // 2
         parts = slice(half), slice(half, None)
         return _joined([_best_counts(lexicon, references[part], candidates[part]) for part in parts])
     counts = _count(lexicon, one, other, image)
-    order = np.lexsort((-_scores(counts), image))
-    return counts[order[np.searchsorted(image, np.arange(len(candidates)))]]
+    scores = _scores(counts)
+    highest = np.maximum.reduceat(scores, np.searchsorted(image, np.arange(len(candidates))))
+    pairs = np.flatnonzero(scores == highest[image])
+    return counts[pairs[np.searchsorted(image[pairs], np.arange(len(candidates)))]]
 
 
 def _joined(parts: Sequence[_Counts]) -> _Counts:
