@@ -51,6 +51,7 @@ benchmarks: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/contrastive.py --rounds 4 --threads $(THREADS)
 	$(BIN)/python benchmarks/metrics.py
 	$(if $(shell command -v java),$(BIN)/python benchmarks/meteor.py,@echo "skipped: METEOR (needs Java)")
+	$(BIN)/python benchmarks/profiles.py
 	$(if $(PHOTOS),$(BIN)/python benchmarks/folder.py $(PHOTOS) --threads $(THREADS),@echo "skipped: a folder of photographs (PHOTOS=FOLDER)")
 	$(if $(RUN),$(BIN)/python benchmarks/self_retrieval.py $(RUN) --images 100 --threads $(THREADS),@echo "skipped: self-retrieval (RUN=RUN)")
 

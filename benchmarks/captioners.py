@@ -115,14 +115,20 @@ def copy_updown(ours: UpDown, theirs: Any) -> None:
         own.copy_(given)
 
 
-def training(ours: Any, theirs: Any, features: torch.Tensor, equal: bool) -> Runs:
-    """A step of both on the same captions."""
+def made_up_captions() -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens of 50 captions of 8 to 18 words, and the image of each, of 10."""
     generator = torch.Generator().manual_seed(0)
     lengths = (8 + torch.empty(50).exponential_(0.4, generator=generator)).clamp(max=18).long()
     tokens = torch.randint(END + 2, WORDS, (50, int(lengths.max()) + 1), generator=generator)
     place = torch.arange(tokens.shape[1])
     tokens = tokens.where(place < lengths[:, None], END).where(place <= lengths[:, None], PAD)
-    image_of_row, real = torch.arange(10).repeat_interleave(5), tokens != PAD
+    return tokens, torch.arange(10).repeat_interleave(5)
+
+
+def training(ours: Any, theirs: Any, features: torch.Tensor, equal: bool) -> Runs:
+    """A step of both on the same captions."""
+    tokens, image_of_row = made_up_captions()
+    real = tokens != PAD
     before = torch.cat([torch.full((50, 1), START), tokens[:, :-1]], dim=1)
     normal, mean = inputs_of_peer(ours, features)
 
@@ -199,6 +205,15 @@ def teach_to_end(captioner: Any, features: torch.Tensor) -> None:
     captioner.predict.weight[END], captioner.predict.bias[END] = fitted[:-1], fitted[-1]
 
 
+def make_captioners() -> tuple[UpDown, AdaptiveAttention]:
+    vocabulary = Vocabulary([f"word{number}" for number in range(WORDS)], max_words=MOST_WORDS)
+    sizes = AdaptiveAttentionSettings(dropout=0.0, attention=WIDTH, embedding=WIDTH)
+    return (
+        UpDown(UpDownSettings(dropout=0.0, attention=WIDTH), vocabulary, IDENTITY),
+        AdaptiveAttention(sizes, vocabulary, IDENTITY),
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--peer", type=Path, help="a checkout of ImageCaptioning.pytorch")
@@ -211,11 +226,8 @@ def main() -> None:
     torch.set_num_threads(chosen.threads)
     torch.manual_seed(0)
     peer = open_peer(chosen.peer)
-    vocabulary = Vocabulary([f"word{number}" for number in range(WORDS)], max_words=MOST_WORDS)
-    options = peer_options(vocabulary)
-    updown = UpDown(UpDownSettings(dropout=0.0, attention=WIDTH), vocabulary, IDENTITY)
-    sizes = AdaptiveAttentionSettings(dropout=0.0, attention=WIDTH, embedding=WIDTH)
-    adaptive = AdaptiveAttention(sizes, vocabulary, IDENTITY)
+    updown, adaptive = make_captioners()
+    options = peer_options(updown.vocabulary)
     features = torch.randn(50, IDENTITY.regions, IDENTITY.width)
     for name, ours, theirs in (
         ("UpDown", updown, peer.UpDownModel(options)),
