@@ -56,14 +56,16 @@ def page(kept: Kept, name: str) -> str:
     study, columns = find_study(kept["study"]), _columns(kept)
     rows = [*kept["rows"].values(), *([kept["people"]] if "people" in kept else [])]
     seeds = len(next(iter(kept["rows"].values()))["figures"])
+    captioned = kept["images"]["captioned"]
     lines = [
-        f"# {study.title}",
+        f"# {study.title} {_about(kept)}",
         "",
         "Drawn by `python docs/draw_results.py` from the scores beside this page; do not edit it by hand.",
         "",
         f"```sh\n{kept['command']}\n```",
         "",
-        f"{kept['data']}, split {kept['split']}, {kept['images']['captioned']} images, "
+        f"{kept['data']}, split {kept['split']}, {captioned} images, "
+        + (f"each caption ranks the first {ranked}, " if (ranked := kept["images"]["ranked"]) < captioned else "")
         + (f"mean ± standard deviation over {seeds} seeds." if seeds > 1 else "one seed."),
         "",
         *table(
@@ -134,9 +136,19 @@ def _label(kept: Kept, key: str) -> str:
 
 def _short(kept: Kept, label: str) -> str:
     """A row's name without the name of the captioner, if all rows have the same one."""
-    names = {row["label"].partition(", ")[0].lower() for row in kept["rows"].values()}
-    captioner, comma, rest = label.partition(", ")
-    return rest if comma and names == {captioner.lower()} else label
+    captioner, _, rest = label.partition(", ")
+    return rest if rest and captioner.lower() == (_captioner(kept) or "").lower() else label
+
+
+def _captioner(kept: Kept) -> str | None:
+    """The captioner whose name all rows begin with, in either case, if there is one."""
+    names = [row["label"].partition(", ")[0] for row in kept["rows"].values()]
+    return names[0] if len({name.lower() for name in names}) == 1 else None
+
+
+def _about(kept: Kept) -> str:
+    """The data, and the captioner if all rows have the same one, for the heading."""
+    return f"({', '.join(filter(None, (kept['data'].partition('-')[0], _captioner(kept))))})"
 
 
 def _name(kept: Kept, key: str) -> str:
