@@ -90,3 +90,30 @@ def test_blocks_leave_with_their_layer() -> None:
     assert len(packed._KEPT) == kept + packed._have_blocks()
     del layer
     assert len(packed._KEPT) == kept
+
+
+@pytest.mark.parametrize("how", ["nested", "once"])
+def test_unchanging_weights_are_looked_at_once(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not packed._have_blocks():
+        pytest.skip("weights are not laid out in blocks here")
+    looks, look = [], packed._Blocks.are_of
+    monkeypatch.setattr(packed._Blocks, "are_of", lambda blocks, weight: looks.append(1) or look(blocks, weight))
+    layer, inputs = Linear(5, 37).eval(), torch.randn(3, 5)
+    with torch.no_grad():
+        first = layer(inputs)
+        with packed.unchanging_weights():
+            if how == "nested":
+                with packed.unchanging_weights():
+                    layer(inputs)
+            assert all(torch.equal(layer(inputs), first) for _ in range(3))
+        assert len(looks) == 1
+
+
+def test_weights_changed_between_two_scopes() -> None:
+    layer, inputs = Linear(5, 37).eval(), torch.randn(3, 5)
+    with torch.no_grad():
+        for _ in range(2):
+            with packed.unchanging_weights():
+                torch.testing.assert_close(layer(inputs), exact(layer, inputs))
+            layer.weight.mul_(2)
+        torch.testing.assert_close(layer(inputs), exact(layer, inputs))

@@ -44,6 +44,9 @@ class _AdditiveScores(torch.autograd.Function):
 
     Keys and queries have their exp apart, and they are few. The table of u, `[images, rows, regions, attention]`, is
     only ever there in parts that fit in the cache: to compute it again for the gradient costs less than to keep it.
+
+    Several threads each work on some rows of a part. Where a sum can be written so that a thread only reads the rows
+    that it wrote, it is: `sum` and `bmm` by rows, not `mv`, since numbers in the cache of another core come slowly.
     """
 
     @staticmethod
@@ -52,7 +55,7 @@ class _AdditiveScores(torch.autograd.Function):
         grown_queries = (2 * queries).clamp_(-4 * LARGEST_KEY, 4 * LARGEST_KEY).exp_()
         found = keys.new_empty(*queries.shape[:2], keys.shape[1])
         for image, some, shares in _shares(grown_keys, grown_queries):
-            found[image, some] = shares @ score
+            torch.sum(shares.mul_(score), dim=3, out=found[image, some])
         ctx.save_for_backward(grown_keys, grown_queries, score)
         return found.mul_(-2).add_(score.sum())
 
@@ -65,7 +68,8 @@ class _AdditiveScores(torch.autograd.Function):
         of_score = gradient.sum().repeat(len(score))
         for image, some, shares in _shares(grown_keys, grown_queries):
             given = gradient[image, some].contiguous()
-            of_score.addmv_(shares.view(-1, len(score)).t(), given.view(-1), alpha=-2)
+            by_row = torch.bmm(given.view(-1, 1, shares.shape[2]), shares.flatten(0, 1))
+            of_score.sub_(by_row.sum(dim=(0, 1)), alpha=2)
             slopes = shares.addcmul_(shares, shares, value=-1).mul_(given[..., None])
             of_keys[image] += slopes.sum(dim=1)
             torch.sum(slopes, dim=2, out=of_queries[image, some])

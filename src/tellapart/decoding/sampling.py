@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from tellapart.captioners.packed import unchanging_weights
 from tellapart.decoding.base import Caption, Decodable, Decoded, length_limit, make_captions
 from tellapart.decoding.constraints import forbid
 from tellapart.decoding.guidance import guide
@@ -16,6 +17,7 @@ from tellapart.text import END, PAD, START
 
 
 @torch.no_grad()
+@unchanging_weights()
 def sample(
     captioner: Decodable, features: torch.Tensor, settings: DecodingSettings, numbers: Sequence[int] | None = None
 ) -> list[list[Caption]]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from tellapart.captioners.packed import unchanging_weights
 from tellapart.data.features import FeatureStore
 from tellapart.decoding.base import Caption, Decodable, Decoded, length_limit, make_captions, normalise
 from tellapart.decoding.constraints import forbid
@@ -94,6 +95,7 @@ def beam_search(captioner: Decodable, features: torch.Tensor, settings: Decoding
 
 
 @torch.no_grad()
+@unchanging_weights()
 def n_best(
     captioner: Decodable, features: torch.Tensor, settings: DecodingSettings, early_stop: bool = True
 ) -> list[list[Caption]]:
