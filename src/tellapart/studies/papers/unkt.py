@@ -199,7 +199,11 @@ def _table6(captioner: str) -> tuple[Arm, ...]:
 
 def _table8(captioner: str) -> tuple[Arm, ...]:
     fixed = ("objective.schedule=fixed", "objective.lambda_max=0.5")
-    return _with(captioner, _student(captioner, "-fixed", "UNKT, λ = 0.5", *fixed))
+    return _with(
+        captioner,
+        _student(captioner, "-fixed", "UNKT, λ = 0.5", *fixed),
+        _student(captioner, "-smaller", "UNKT, λ_max = 0.1", "objective.lambda_max=0.1"),
+    )
 
 
 # Recipes with the paper's own sizes and settings.
