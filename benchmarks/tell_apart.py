@@ -14,7 +14,7 @@ means nothing if the judge finds people's captions no better than plain ones.
 
 `--tune` tries weights, and candidates without each of their sources, on this split (use `--split val`, and another
 judge than for the final figures). It prints those that succeed most often at 95 % and 90 % of the plain captions'
-CIDEr-D.
+CIDEr-D; `--out` has them all.
 """
 
 from __future__ import annotations
@@ -224,8 +224,10 @@ def difference(told: NDArray[np.float64], plain: NDArray[np.float64]) -> str:
     return f"{100 * (told - plain).mean():+.1f} [{low:+.1f}, {high:+.1f}]"
 
 
-def tune(scored: Sequence[Sequence[Scored]], settings: TellApartSettings, measure: Measure, plain: float) -> None:
-    """Try weights and sources of candidates; print the best at two prices."""
+def tune(
+    scored: Sequence[Sequence[Scored]], settings: TellApartSettings, measure: Measure, plain: float, out: Path | None
+) -> None:
+    """Try weights and sources of candidates; print the best at two prices, write all to `out`."""
     extra = sorted({one.candidate.source for own in scored for one in own} - {"plain", "beam"})
     left_out = dict.fromkeys([(), *((source,) for source in extra), tuple(extra)])
     # The captioner as listener is slow, so it has a weight only where `--set likelihood=…` asks for it.
@@ -244,6 +246,8 @@ def tune(scored: Sequence[Sequence[Scored]], settings: TellApartSettings, measur
             [[*map(str, row.values()), found, kept] for found, kept, row in allowed[:12]],
             f"\nAt {price:.0%} of the plain captions' CIDEr-D",
         )
+    if out is not None:
+        write_json(out, [{**row, "found": found, "CIDEr-D of plain": kept} for found, kept, row in tried])
 
 
 def main() -> None:
@@ -275,7 +279,7 @@ def main() -> None:
     of_plain, of_people = measure.success(plain), measure.judge.success(images.people)
     cider = measure.cider(plain)
     if chosen.tune:
-        tune(scored, settings, measure, cider)
+        tune(scored, settings, measure, cider, chosen.out)
         return
     rows: list[list[str | float | None]] = [
         ["plain", float(of_plain.mean()), None, 0.0, None, cider, 1.0],

@@ -13,6 +13,7 @@ from support import naive_decoding as naive
 from tellapart.captioners.base import Captioner
 from tellapart.data.features import FeatureStore
 from tellapart.data.records import Dataset
+from tellapart.decoding import search
 from tellapart.decoding.base import Caption, remove_repeats
 from tellapart.decoding.constraints import forbid
 from tellapart.decoding.search import beam_search, decode, decode_rows, decode_store, n_best
@@ -320,3 +321,16 @@ def test_a_store_in_blocks(
     assert [[one.caption for one in said] for said in parts] == [[one.caption for one in whole[row]] for row in rows]
     assert progress == [(5, 7), (7, 7)]
     assert decode_rows(model, store, rows, settings) == [said[0] for said in parts]
+
+
+@pytest.mark.parametrize("words", [3, 31, 1500, 1536, 1543])
+@pytest.mark.parametrize("count", [1, 3])
+def test_best_words(words: int, count: int) -> None:
+    torch.manual_seed(0)
+    log_probs = torch.randn(7, words)
+    log_probs[0, 2:] = -torch.inf
+    log_probs[1, -1], log_probs[2, 0] = 9.0, 9.0
+    best, where = search._best_words(log_probs, count)
+    assert torch.equal(best, log_probs.topk(count, dim=1).values)
+    assert torch.equal(log_probs.gather(1, where), best)
+    assert all(len(set(row)) == count for row in where.tolist())

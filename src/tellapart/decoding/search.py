@@ -22,6 +22,8 @@ __all__ = ["BLOCK", "Caption", "beam_search", "decode", "decode_rows", "decode_s
 # Largest numbers of images and of captions decoded at once: fast enough, with little memory.
 BLOCK = 64
 ROWS = 1024
+# Parts of a row of words that are laid over each other to find the best; see `_best_words`.
+STRIDE = 16
 
 
 def decode(
@@ -165,7 +167,7 @@ class _Candidates:
         penalty: sum of its diversity penalties so far.
         caption: index of the caption that is continued.
         word: the next word.
-        width: number of captions kept; twice as many candidates always include that many without an end token.
+        width: number of captions kept; among the candidates there are always that many without an end token.
     """
 
     log_prob: torch.Tensor
@@ -221,8 +223,9 @@ class _Search:
         running = self.running > -torch.inf
         best = min(2 * width, captions * vocabulary)
         if groups == 1:
-            # The best of all are among the best of each caption, which are few.
-            of_each, word = log_probs.topk(min(best, vocabulary), dim=1)
+            # The best of all are among the best of each caption: `width` that go on and one that ends.
+            of_each, word = _best_words(log_probs, min(width + 1, vocabulary))
+            best = min(best, captions * of_each.shape[1])
             gained = of_each.new_full((*running.shape, of_each.shape[1]), -torch.inf)
             gained[running] = self.running[running][:, None] + of_each
             words = word.new_full(gained.shape, PAD)
@@ -296,6 +299,30 @@ class _Search:
             log_prob=log_prob[there],
             ended=(taken < places)[there],
         )
+
+
+def _best_words(log_probs: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """The `count` best of each row, best first, and where they are: `topk`, twice as fast for many words.
+
+    Every `STRIDE`-th part of a row is laid over the others. The best words are in the columns with the best maxima.
+    """
+    rows, words = log_probs.shape
+    columns = words // STRIDE
+    if columns < STRIDE * count:
+        best, where = log_probs.topk(count, dim=1)
+        return best, where
+    laid_over = log_probs[:, : columns * STRIDE].unflatten(1, (STRIDE, columns))
+    column = laid_over.amax(dim=1).topk(count, dim=1).indices
+    left = torch.arange(columns * STRIDE, words, device=column.device)
+    word = torch.cat(
+        [
+            (column[:, None] + columns * torch.arange(STRIDE, device=column.device)[:, None]).flatten(1),
+            left.expand(rows, -1),
+        ],
+        dim=1,
+    )
+    best, where = log_probs.gather(1, word).topk(count, dim=1)
+    return best, word.gather(1, where)
 
 
 def _first_words(word: torch.Tensor, width: int) -> torch.Tensor:
