@@ -23,7 +23,7 @@ __all__ = ["BLOCK", "Caption", "beam_search", "decode", "decode_rows", "decode_s
 BLOCK = 64
 ROWS = 1024
 # Parts of a row of words that are laid over each other to find the best; see `_best_words`.
-STRIDE = 16
+PARTS = 16
 
 
 def decode(
@@ -304,23 +304,19 @@ class _Search:
 def _best_words(log_probs: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The `count` best of each row, best first, and where they are: `topk`, twice as fast for many words.
 
-    Every `STRIDE`-th part of a row is laid over the others. The best words are in the columns with the best maxima.
+    A row is cut into `PARTS`, laid over each other. The best words are in the columns with the largest maxima, or among
+    the few words that are left.
     """
     rows, words = log_probs.shape
-    columns = words // STRIDE
-    if columns < STRIDE * count:
+    columns = words // PARTS
+    if columns < PARTS * count:
         best, where = log_probs.topk(count, dim=1)
         return best, where
-    laid_over = log_probs[:, : columns * STRIDE].unflatten(1, (STRIDE, columns))
+    laid_over = log_probs[:, : columns * PARTS].view(rows, PARTS, columns)
     column = laid_over.amax(dim=1).topk(count, dim=1).indices
-    left = torch.arange(columns * STRIDE, words, device=column.device)
-    word = torch.cat(
-        [
-            (column[:, None] + columns * torch.arange(STRIDE, device=column.device)[:, None]).flatten(1),
-            left.expand(rows, -1),
-        ],
-        dim=1,
-    )
+    first_of_part = torch.arange(0, columns * PARTS, columns, device=column.device)
+    rest = torch.arange(columns * PARTS, words, device=column.device).expand(rows, -1)
+    word = torch.cat([(column[:, None] + first_of_part[:, None]).flatten(1), rest], dim=1)
     best, where = log_probs.gather(1, word).topk(count, dim=1)
     return best, word.gather(1, where)
 
