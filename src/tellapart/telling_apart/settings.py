@@ -35,7 +35,7 @@ class TellApartSettings(Section):
     likelihood: float | None = Field(
         None, ge=0, description="weight of ln p(picture | caption) under the plain model; null: 0 beside a retriever"
     )
-    truth: float = Field(0.1, ge=0, description="weight of words that do not fit the picture")
+    truth: float = Field(0.3, ge=0, description="weight of words that do not fit the picture")
     least_word: float = Field(0.01, gt=0, lt=1, description="a content word less likely than this is doubtful")
     marked: float = Field(2.0, ge=1, description="a word is marked if it is so many times likelier than for the others")
 
