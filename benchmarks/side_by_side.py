@@ -79,15 +79,15 @@ def clock() -> float:
     return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
 
-def best_seconds(runs: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """The best seconds of each, in alternating rounds; the first round warms up."""
+def best_seconds(runs: Mapping[str, Callable[[], Any]], rounds: int, warm_up: bool = True) -> dict[str, float]:
+    """The best seconds of each, in alternating rounds; one more round before them warms up, if asked for."""
     best = dict.fromkeys(runs, float("inf"))
-    for number in range(rounds + 1):
+    for number in range(rounds + warm_up):
         for name, run in runs.items():
             began = clock()
             run()
             taken = clock() - began
-            if number:
+            if number >= warm_up:
                 best[name] = min(best[name], taken)
     return best
 
