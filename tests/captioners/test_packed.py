@@ -95,7 +95,7 @@ def test_blocks_leave_with_their_layer() -> None:
 @pytest.mark.parametrize("how", ["nested", "once"])
 def test_unchanging_weights_are_looked_at_once(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if not packed._have_blocks():
-        pytest.skip("weights are not laid out in blocks here")
+        pytest.skip("this processor or torch has no products with weights in blocks")
     looks, look = [], packed._Blocks.are_of
     monkeypatch.setattr(packed._Blocks, "are_of", lambda blocks, weight: looks.append(1) or look(blocks, weight))
     layer, inputs = Linear(5, 37).eval(), torch.randn(3, 5)

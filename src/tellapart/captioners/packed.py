@@ -68,7 +68,7 @@ def unchanging_weights() -> Iterator[None]:
         _SCOPE.reset(token)
 
 
-# What `unchanging_weights` is in; of its own in each thread.
+# The scope of `unchanging_weights` that is open, if any; each thread has its own.
 _SCOPE: ContextVar[object | None] = ContextVar("unchanging_weights", default=None)
 
 
@@ -112,7 +112,7 @@ _KEPT: WeakKeyDictionary[nn.Module, _Blocks] = WeakKeyDictionary()
 
 def _in_blocks(layer: nn.Linear) -> torch.Tensor:
     kept, scope = _KEPT.get(layer), _SCOPE.get()
-    if kept is not None and kept.seen_in is scope is not None:
+    if kept is not None and scope is not None and kept.seen_in is scope:
         return kept.blocks
     weight = layer.weight
     if kept is None or not kept.are_of(weight):

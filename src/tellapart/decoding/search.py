@@ -312,7 +312,7 @@ def _best_words(log_probs: torch.Tensor, count: int) -> tuple[torch.Tensor, torc
     if columns < PARTS * count:
         best, where = log_probs.topk(count, dim=1)
         return best, where
-    laid_over = log_probs[:, : columns * PARTS].view(rows, PARTS, columns)
+    laid_over = log_probs[:, : columns * PARTS].reshape(rows, PARTS, columns)
     column = laid_over.amax(dim=1).topk(count, dim=1).indices
     first_of_part = torch.arange(0, columns * PARTS, columns, device=column.device)
     rest = torch.arange(columns * PARTS, words, device=column.device).expand(rows, -1)
