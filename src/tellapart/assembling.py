@@ -56,7 +56,7 @@ def load_and_assemble(
     }
     stores = first_then_others(fabric, lambda: _stores_of_roles(recipe, prepared, frozen, on_progress))
     trained_on, likely = prepared, None
-    if _draws_ranked_captions(recipe):
+    if draws_ranked_captions(recipe):
         retriever = frozen["retriever"].to(fabric.device)
         folder = folder_for_scores(upstreams["retriever"][0], None)
         ranked = stores.get(retriever.encoder.name, prepared)
@@ -141,12 +141,17 @@ def assemble(
     needs = objective_class.needs(settings)
     roles = Roles(target, **{role: frozen[role] for role in needs.roles})
     objective: Objective = objective_class(settings, roles)
-    if likely is None and _draws_ranked_captions(recipe):
+    if likely is None and draws_ranked_captions(recipe):
         ranked = stores.get(frozen["retriever"].encoder.name, prepared)
         likely = likely_captions(frozen["retriever"], ranked, "train", recipe.negatives.top)
     read = {model.encoder.name for model in objective.frozen.values()}
     training = recipe.training
     dataset = prepared.dataset if needs.captions else with_training_split(prepared.dataset)
+    if needs.captions and not any(record.captions for record in dataset):
+        raise DataError(
+            f"{dataset.name}: these pictures have no captions, which the {objective.name} objective learns from; "
+            "give captions (photo.txt beside photo.jpg), or train without them: own/specificity.yaml"
+        )
     sources = {
         split: BatchSource(
             dataset,
@@ -206,7 +211,7 @@ def folder_for_scores(upstream: Path, otherwise: Path | None) -> Path | None:
 # --- choosing captions ------------------------------------------------------------------------------------------------
 
 
-def _draws_ranked_captions(recipe: Recipe) -> bool:
+def draws_ranked_captions(recipe: Recipe) -> bool:
     """Whether hard negatives are captions that a retriever ranks high."""
     objective_class, settings = recipe.component("objective")
     needs = objective_class.needs(settings)
@@ -251,13 +256,22 @@ def _judges(
 
 
 def specificity_guard(
-    recipe: Recipe, objective: Objective, validation: BatchSource, judges: Mapping[str, Judging], folder: Path
+    recipe: Recipe,
+    objective: Objective,
+    validation: BatchSource,
+    judges: Mapping[str, Judging],
+    upstreams: Upstreams,
+    folder: Path,
 ) -> SpecificityGuard | None:
     """What ranks the validation images for generated captions, if the recipe asks for it."""
     if not judges:
         return None
     rows = validation.rows[: recipe.training.validate_specificity]
-    return SpecificityGuard(objective.target, validation.store, rows, judges, folder)
+    start = None
+    if "start" in upstreams:
+        device = objective.target.device
+        start = load_model(upstreams["start"][0], "captioner").to(device).eval().requires_grad_(False)
+    return SpecificityGuard(objective.target, validation.store, rows, judges, folder, start)
 
 
 def validation_measure(
@@ -265,7 +279,7 @@ def validation_measure(
 ) -> Measure | None:
     """The further figures of a validation that the recipe asks for."""
     target: Any = objective.target
-    measures = [] if guard is None else [ValidationMeasure(guard, guard)]
+    measures = [] if guard is None else [ValidationMeasure(guard, guard.at_start)]
     if images := recipe.training.validate_captions:
         measures.append(
             ValidationMeasure(

@@ -33,11 +33,10 @@ def greedy(captioner: Any, grid: torch.Tensor) -> str:
 
 @torch.no_grad()
 def test_ranks_equal_naive_loops() -> None:
-    captioner, (_, store) = make_captioner(3, name="meshed-memory"), make_data()
+    captioner, start, (_, store) = make_captioner(3, name="meshed-memory"), make_captioner(4), make_data()
     retriever, listener, rows = make_retriever(2), make_retriever(5), list(range(12))
-    found = measure_specificity(
-        captioner, store, rows, {"retriever": (retriever, store), "listener": (listener, store)}
-    )
+    judges = {"retriever": (retriever, store), "listener": (listener, store)}
+    found = measure_specificity(captioner, store, rows, judges, start)
     captions = [greedy(captioner, torch.from_numpy(store.grid([row]))) for row in rows]
     assert len(set(captions)) > 1
     assert found["distinct"] == len(set(captions)) / 12
@@ -46,6 +45,16 @@ def test_ranks_equal_naive_loops() -> None:
         ranks = [1 + sum(int(scores[k, t] >= scores[t, t]) for k in rows if k != t) for t in rows]
         assert_close(found[f"{prefix}mean_rank"], sum(ranks) / 12)
         assert found[f"{prefix}R@1"] == sum(rank == 1 for rank in ranks) / 12
+    words = [caption.split() for caption in captions]
+    count = sum(len(said) for said in words)
+    assert_close(found["greedy_words"], count / 12)
+    assert_close(found["greedy_repeated"], sum(w in said[:i] for said in words for i, w in enumerate(said)) / count)
+    total, tokens = 0.0, 0
+    for row, caption in zip(rows, captions, strict=True):
+        said = start.tokenize([caption])
+        memory = start.encode(torch.from_numpy(store.grid([row])))
+        total, tokens = total + float(start.log_prob(memory, said, torch.tensor([0]))), tokens + said.shape[1]
+    assert_close(found["greedy_fluency"], total / tokens)
 
 
 @pytest.mark.parametrize(
@@ -69,6 +78,7 @@ def test_a_warning_if_only_the_teacher_is_pleased(
     SpecificityGuard(make_captioner(), make_data()[1], [0], judges, tmp_path).begin()
     again = SpecificityGuard(make_captioner(), make_data()[1], [0], judges, tmp_path)
     again.begin()  # in a later session: the start is kept
+    assert again.at_start() == {"mean_rank": 30.0, "listener_mean_rank": 40.0, "only_teacher": 0.0}
     assert json.loads((tmp_path / START).read_text())["figures"]["mean_rank"] == 30.0
     assert again() == {"mean_rank": own, "listener_mean_rank": other, "only_teacher": float(warned)}
     assert ("warning: since the start" in capsys.readouterr().err) == warned

@@ -255,6 +255,18 @@ def test_the_plan_includes_the_time_of_clustering(table2: Result, monkeypatch: p
     assert seconds[1] > 19 * slept * 120 / 40, "none before the first epoch"
 
 
+def test_the_plan_of_a_training_that_clusters_between_updates(table2: Result, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on COCO: each so many updates, of the pairs that the steps have embedded."""
+    recipe = table2.row("coder").seeds[0].run.recipe
+    monkeypatch.setattr(plan, "_seconds_per_update", lambda objective, batches: 0.0)
+    monkeypatch.setattr(plan, "_seconds_between_epochs", lambda *_: 1.0)
+    longer = recipe.training.model_copy(update={"steps": 60})
+    changed = {**recipe.objective, "cluster_steps": 20, "cluster_embed": False}
+    assert training_seconds(recipe.model_copy(update={"training": longer, "objective": changed})) == 2
+    monkeypatch.undo()
+    assert training_seconds(recipe.model_copy(update={"training": longer, "objective": changed})) > 0
+
+
 def test_errors(studying: Studying) -> None:
     with pytest.raises(RecipeError, match="there is no study 'coder-table9'; did you mean 'coder-table"):
         studying("coder-table9")

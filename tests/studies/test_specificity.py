@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from tellapart.data.settings import DataSettings
+from tellapart.engine.journal import read_journal
 from tellapart.recipe_files import BUDGETS, read_recipe, recipes_folder
 from tellapart.run import open_run
 from tellapart.studies.base import find_study
@@ -137,6 +138,40 @@ def test_guards_are_in_the_table(table1: Result, written: Written) -> None:
             total += float(start.captioner.log_prob(memory, said, torch.tensor([0])).detach())
             tokens += said.shape[1]
         assert figures["fluency"] == pytest.approx(total / tokens, rel=1e-5)
+
+
+def test_the_listener_warns_in_training_and_in_the_report(
+    table1: Result, written: Written, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All trained rows log the ranks of the independent retriever; whether a row pleases only its teacher is shown."""
+    listeners = set()
+    for row in table1.rows[1:]:
+        run = row.seeds[0].run
+        listeners.add(str(Path(open_run(run.folder).recipe.roles["listener"].places[0]).resolve()))
+        kept = [one for one in read_journal(run.folder) if one["split"] == "val"]
+        by_step = {one["step"]: one for one in kept}
+        assert row.seeds[0].figures["only_teacher"] == by_step[run.captioner.history["steps"]]["only_teacher"]
+    assert len(listeners) == 1
+    assert "only_teacher" not in table1.rows[0].seeds[0].figures, "the start was not trained here"
+    assert "seeds that please only the teacher" in written(table1)[0]
+    monkeypatch.setitem(table1.rows[-1].seeds[0].figures, "only_teacher", 1.0)
+    measure = measure_of(table1.study)
+    warning = f"Warning: {table1.rows[-1].arm.label}: in 1 of 1 seeds"
+    shown = measure.page(table1, table1.rows[0].seeds[0].run.data)["warnings"]
+    assert any(line.startswith(warning) for line in measure.conclusion(table1))
+    assert any(line.startswith(warning) for line in shown)
+
+
+def test_pictures_drawn_by_chance_are_shown_with_all_captions(table1: Result) -> None:
+    data = table1.rows[0].seeds[0].run.data
+    cards = measure_of(table1.study).page(table1, data)["random"]
+    assert len(cards) == min(20, table1.images["ranked"])
+    records = data.dataset.split("test")
+    for card, record in zip(cards, records, strict=True):
+        people, *rows = card["says"]
+        assert people == {"label": "people", "caption": record.captions[0], "rank": None}
+        said = [row.seeds[0].evaluation.captions[record.id][0] for row in table1.rows]
+        assert [one["caption"] for one in rows] == said
 
 
 def test_ten_captions_of_each_image(studying: Studying, written: Written, table1: Result) -> None:

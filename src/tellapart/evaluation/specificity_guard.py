@@ -25,6 +25,8 @@ from tellapart.text import PAD
 # Role -> what the names of its figures begin with.
 PREFIXES = {"retriever": "", "listener": "listener_"}
 START = "specificity-start.json"
+# The figure that is 1 when captions please only the retriever that teaches.
+ONLY_TEACHER = "only_teacher"
 
 
 class StartFile(Stored):
@@ -38,17 +40,21 @@ def measure_specificity(
     store: FeatureStore,
     rows: Sequence[int],
     judges: Mapping[str, tuple[Retriever, FeatureStore]],
+    start: Captioner | None = None,
 ) -> dict[str, float]:
     """Caption images by the likeliest words and rank the images for each caption under each judge.
 
     Gives `mean_rank` (from 1) and `R@1` under the `retriever`, `listener_mean_rank` and `listener_R@1` under the
-    `listener`, and `distinct`, the share of captions that differ from all others.
+    `listener`; `distinct`, the share of captions that differ from all others; of these captions, `greedy_words` (per
+    caption), `greedy_repeated` (share of words that come before in the same caption) and, with `start`,
+    `greedy_fluency` (ln p per token under it).
 
     Args:
         captioner: in eval mode.
         store: the features that it reads.
         rows: the images' rows in every store.
         judges: role (`retriever`, `listener`) -> a retriever in eval mode, and the features that it reads.
+        start: the captioner that training started from, in eval mode; it reads the same features.
     """
     greedy = DecodingSettings(beam=1, max_words=captioner.vocabulary.max_words)
     captions = [one.caption for one in decode_rows(captioner, store, rows, greedy)]
@@ -58,7 +64,10 @@ def measure_specificity(
         summary = summarize_ranks(ranks, len(rows), [1])
         figures[f"{PREFIXES[role]}mean_rank"] = summary.mean
         figures[f"{PREFIXES[role]}R@1"] = summary.recalls[1]
-    return {**figures, "distinct": len(set(captions)) / len(captions)}
+    figures["distinct"] = len(set(captions)) / len(captions)
+    figures["greedy_words"] = sum(len(caption.split()) for caption in captions) / len(captions)
+    figures["greedy_repeated"] = repeated_words(captions)
+    return figures if start is None else {**figures, "greedy_fluency": fluency(start, store, rows, captions)}
 
 
 def repeated_words(captions: Sequence[str]) -> float:
@@ -101,7 +110,7 @@ class SpecificityGuard:
     under the retriever has improved and that under the listener has worsened, else 0.
 
     Args:
-        captioner, store, rows, judges: see `measure_specificity`.
+        captioner, store, rows, judges, start: see `measure_specificity`.
         folder: the run folder.
     """
 
@@ -110,6 +119,7 @@ class SpecificityGuard:
     rows: Sequence[int]
     judges: Mapping[str, tuple[Retriever, FeatureStore]]
     folder: Path
+    start: Captioner | None = None
 
     def begin(self) -> None:
         """Measure the start, unless an earlier session did."""
@@ -117,17 +127,25 @@ class SpecificityGuard:
             write_json(self.folder / START, {"figures": self._measure()})
 
     def __call__(self) -> dict[str, float]:
-        figures = self._measure()
+        return self._with_warning(self._measure())
+
+    def at_start(self) -> dict[str, float]:
+        """The figures before the first step, under the names of a validation."""
+        return self._with_warning(self._begun())
+
+    def _with_warning(self, figures: dict[str, float]) -> dict[str, float]:
         if "listener" not in self.judges:
             return figures
-        start = read_model(self.folder / START, StartFile, "figures of the start", "remove it", RunError).figures
-        only_teacher = pleases_only_the_teacher(start, figures)
+        only_teacher = pleases_only_the_teacher(self._begun(), figures)
         if only_teacher:
             print(only_teacher, file=sys.stderr, flush=True)
-        return {**figures, "only_teacher": float(bool(only_teacher))}
+        return {**figures, ONLY_TEACHER: float(bool(only_teacher))}
+
+    def _begun(self) -> dict[str, float]:
+        return read_model(self.folder / START, StartFile, "figures of the start", "remove it", RunError).figures
 
     def _measure(self) -> dict[str, float]:
-        return measure_specificity(self.captioner, self.store, self.rows, self.judges)
+        return measure_specificity(self.captioner, self.store, self.rows, self.judges, self.start)
 
 
 def pleases_only_the_teacher(start: Mapping[str, float], now: Mapping[str, float]) -> str:

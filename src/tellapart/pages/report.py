@@ -237,7 +237,23 @@ def cards(
     ranks = [row.evaluation.values(by) for row in pair]
     change = (ranks[0] - ranks[1]) if gained else (ranks[1] - ranks[0])
     chosen = [int(i) for i in (-change).argsort(kind="stable") if change[i] > 0][: CARDS if gained else 3]
-    return [{"picture": pictures[records[i].id], "says": _captions_at(pair, i, by)} for i in chosen]
+    return [card(pair, records[i], i, pictures, by) for i in chosen]
+
+
+def card(
+    rows: Iterable[ComparedRun], record: Record, position: int, pictures: Pictures, by: str = "rank"
+) -> dict[str, Any]:
+    """A picture, what people wrote of it, and the captions of these runs.
+
+    Args:
+        rows: the runs.
+        record: the image.
+        position: its place in their evaluations.
+        pictures: all pictures.
+        by: which rank is shown, see `cards`.
+    """
+    people = [{"label": "people", "caption": caption, "rank": None} for caption in record.captions[:1]]
+    return {"picture": pictures[record.id], "says": [*people, *_captions_at(rows, position, by)]}
 
 
 def _families(

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
+import numpy as np
+
+from tellapart.data.prepare import Prepared
+from tellapart.engine.journal import read_journal
 from tellapart.errors import RecipeError
-from tellapart.evaluation.specificity_guard import fluency, repeated_words
+from tellapart.evaluation.compare import ComparedRun
+from tellapart.evaluation.specificity_guard import ONLY_TEACHER, fluency, repeated_words
 from tellapart.files import Stored
+from tellapart.pages.base import Pictures
+from tellapart.pages.report import card
 from tellapart.run import Run, open_run
 from tellapart.studies.base import Arm, Study
 from tellapart.studies.columns import CAPTION_HEADLINES, Column
@@ -17,6 +24,7 @@ from tellapart.studies.result import ArmResult, Result, SeedResult
 
 TEACHER = "retriever"
 FLUENCY = "fluency.json"
+RANDOM = 20  # pictures drawn by chance, whose captions the page shows
 
 
 class FluencyFile(Stored):
@@ -28,7 +36,8 @@ class FluencyFile(Stored):
 class SpecificityMeasure(CaptionMeasure):
     """As `CaptionMeasure`, with the teaching retriever in place of the frozen start, as in the paper's Table 1.
 
-    The page shows captions of every trained arm beside those of the MLE model: gains and failures (Figure 3).
+    The page shows captions of every trained arm beside those of the MLE model: gains and failures (Figure 3), and those
+    of pictures drawn by chance.
     """
 
     compared: ClassVar[tuple[Column, ...]] = (
@@ -52,6 +61,7 @@ class SpecificityMeasure(CaptionMeasure):
         self._teachers |= {str(run.folder): teacher for run in runs.values()}
         measured = self._measured_under(runs[arm.key], teacher)
         measured.figures.update(self._guards(measured, runs[root_arm(arm, arms)]))
+        measured.figures.update(_warned(measured.run))
         return measured
 
     def _guards(self, measured: SeedResult, start: Run) -> dict[str, float]:
@@ -76,8 +86,43 @@ class SpecificityMeasure(CaptionMeasure):
     def _judge_of_people(self, start: Run) -> Run:
         return self._teachers[str(start.folder)]
 
+    def conclusion(self, result: Result) -> list[str]:
+        warned = [(row, sum(one.figures.get(ONLY_TEACHER, 0) for one in row.seeds)) for row in result.rows]
+        lines = [
+            f"Warning: {row.arm.label}: in {count:.0f} of {len(row.seeds)} seeds the kept checkpoint improved the mean "
+            "rank of validation captions under the teaching retriever and worsened it under the independent one: the "
+            "captions may please only their teacher."
+            for row, count in warned
+            if count
+        ]
+        return [*super().conclusion(result), *(["", *lines] if lines else [])]
+
+    def page(self, result: Result, prepared: Prepared) -> dict[str, Any]:
+        warnings = [line for line in self.conclusion(result) if line.startswith("Warning: ")]
+        return {**super().page(result, prepared), "random": self._random(result, prepared), "warnings": warnings}
+
+    def _random(self, result: Result, prepared: Prepared) -> list[dict[str, Any]]:
+        """Pictures drawn by chance, with the captions of all rows; none if an image has several captions."""
+        if _several_captions(result):
+            return []
+        records, pictures = prepared.dataset.split(result.study.split), Pictures(prepared.dataset)
+        rows = [ComparedRun(row.arm.label, row.seeds[0].run, row.seeds[0].evaluation) for row in result.rows]
+        drawn = np.random.default_rng(0).permutation(result.images["ranked"])[:RANDOM]
+        return [card(rows, records[i], i, pictures, self.shown_by) for i in sorted(map(int, drawn))]
+
     def _shown_with_captions(self, result: Result) -> list[ArmResult]:
         """Rows trained with the retriever's loss; none if an image has several captions."""
-        several = any("captions" in row for row in result.rows[0].seeds[0].evaluation.rows[:1])
         trained = [row for row in result.rows if row.arm.start is not None and row.arm.control is not None]
-        return [] if several else trained
+        return [] if _several_captions(result) else trained
+
+
+def _several_captions(result: Result) -> bool:
+    """Whether an image has several captions."""
+    return any("captions" in row for row in result.rows[0].seeds[0].evaluation.rows[:1])
+
+
+def _warned(run: Run) -> dict[str, float]:
+    """Whether the kept checkpoint pleases only the teacher; nothing if its training had no listener."""
+    kept = run.captioner.history.get("steps")
+    rows = [row for row in read_journal(run.folder) if row["split"] == "val" and row["step"] == kept]
+    return {ONLY_TEACHER: rows[-1][ONLY_TEACHER]} if rows and ONLY_TEACHER in rows[-1] else {}

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from tellapart.assembling import assemble, role_model
+from tellapart.assembling import assemble, draws_ranked_captions, role_model
 from tellapart.data.batches import BatchSource
 from tellapart.data.negatives import CaptionPool
 from tellapart.data.prepare import prepare
@@ -30,7 +30,10 @@ def training_seconds(recipe: Recipe) -> float:
     steps = updates(recipe)
     in_steps = recipe.objective.get("cluster_steps")
     if in_steps is not None:  # to time a clustering, it must be between epochs
-        recipe = recipe.model_copy(update={"objective": {**recipe.objective, "cluster_steps": None}})
+        # No steps come before it here that would embed pairs, so it embeds all: with `cluster_embed` false this is more
+        # than training does.
+        between_epochs = {"cluster_steps": None, "cluster_embed": True}
+        recipe = recipe.model_copy(update={"objective": {**recipe.objective, **between_epochs}})
     objective, batches = _begin(recipe)
     between = _seconds_between_epochs(objective, batches, recipe)
     # The first clustering follows the first epoch, or the first so many updates.
@@ -63,7 +66,11 @@ def _begin(recipe: Recipe) -> tuple[Objective, BatchSource]:
             if found.captioner and recipe.captioner and found.captioner["name"] == recipe.captioner["name"]:
                 same["captioner"] = recipe.captioner  # changes of a study reach all of its arms
             frozen[role] = make(found.model_copy(update=same))
-    objective, sources = assemble(recipe, prepared, target, frozen)
+    likely = None
+    if draws_ranked_captions(recipe):  # any captions: which are drawn does not change how long a step takes
+        counts = np.array([len(record.captions) for record in prepared.dataset.split("train") if record.captions])
+        likely = np.roll(np.cumsum(counts) - counts, -1)[:, None].astype(np.int32)
+    objective, sources = assemble(recipe, prepared, target, frozen, likely=likely)
     return objective, sources["train"]
 
 

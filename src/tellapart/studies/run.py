@@ -100,13 +100,14 @@ def run_study(
     for key, differences in treatments.items():
         _say(f"{key} differs from its control in {describe(differences)}")
     _say(*trainer.plan(arms, seeds, search))
-    trained, searches = trainer.train_all(arms, seeds, search)
-    treatments = trainer.treatments(arms, searches)
     if measure.trains == "captioner" and listener is None:
         try:
             measure.listener = trainer.train_listener()
         except MissingExtraError as error:
             left_out.append(f"the independent retriever: {error}")
+    trainer = replace(trainer, listener=_retriever_folder(measure.listener))
+    trained, searches = trainer.train_all(arms, seeds, search)
+    treatments = trainer.treatments(arms, searches)
     rows = [ArmResult(arm, [measure.measure(arm, arms, of_seed) for of_seed in trained]) for arm in arms]
     people = measure.people(rows)
     more = measure.finish(rows, folder) | ({"left_out": left_out} if left_out else {})
@@ -184,6 +185,8 @@ class ArmTrainer:
         runs: folder for run folders.
         use: arm key -> finished run to use (first seed).
         overrides: changes to every recipe.
+        listener: run or model folder of the independent retriever. Arms that rank validation images for their captions
+            log its ranks too, to warn of captions that please only the retriever that teaches.
     """
 
     study: Study
@@ -193,6 +196,7 @@ class ArmTrainer:
     runs: Path
     use: Mapping[str, Path]
     overrides: Sequence[str]
+    listener: Path | None = None
 
     def recipe(
         self, arm: Arm, seed: int, trained: Mapping[str, Run], searches: Mapping[str, Search], *, plan: bool = False
@@ -224,6 +228,8 @@ class ArmTrainer:
         if plan and arm.start is not None:
             overrides += data
         recipe = Recipe.load(path, overrides, self.budget)
+        if self.listener is not None and recipe.training.validate_specificity:
+            recipe = Recipe.load(path, [*overrides, f"roles.listener.from={self.listener}"], self.budget)
         return recipe.model_copy(update={"name": f"{self.recipes.name}-{arm.key}"})
 
     def recipe_path(self, name: str) -> Path:
@@ -315,6 +321,14 @@ class ArmTrainer:
     def _mle_recipe(self, key: str) -> Path:
         """The MLE recipe of an arm's captioner, which is the first word of the arm's key."""
         return self.recipe_path(f"{key.split('-')[0]}-mle").resolve()
+
+
+def _retriever_folder(listener: Run | str | Path | None) -> Path | None:
+    """The folder of a listener that is a retriever; a captioner cannot have that role in a training."""
+    if listener is None:
+        return None
+    run = listener if isinstance(listener, Run) else open_run(listener)
+    return run.folder.resolve() if run.recipe.trains == "retriever" else None
 
 
 def _searched_rate(arm: Arm, searches: Mapping[str, Search]) -> dict[str, str]:

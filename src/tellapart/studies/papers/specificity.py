@@ -135,9 +135,12 @@ STUDIES = (
             *SAYING[:2],
             Column("repeated", "repeated words", "percent"),
             Column("fluency", "ln p per token, frozen start"),
+            Column("only_teacher", "seeds that please only the teacher", "percent"),
         ),
         more_quoted=_TABLE1_MORE,
-        remark="Repeated words are those that come before in the same caption. The paper's mean rank is counted from 0,"
+        remark="Repeated words are those that come before in the same caption. A seed pleases only the teacher if,"
+        " since the start of training, the mean rank of validation captions has improved under the teaching retriever and"
+        " worsened under the independent one. The paper's mean rank is counted from 0,"
         " ours from 1. Its recalls are those of its own retriever.",
     ),
     _study(
