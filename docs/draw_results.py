@@ -39,6 +39,8 @@ def main() -> None:
     for path in sorted(FOLDER.glob("*.json")):
         kept = json.loads(path.read_text(encoding="utf-8"))
         write_text(path.with_suffix(".svg"), plot(kept))
+        if "curves" in kept:
+            write_text(path.with_name(f"{path.stem}-curves.svg"), plot_curves(kept))
         write_text(path.with_suffix(".md"), page(kept, path.stem))
 
 
@@ -87,6 +89,31 @@ def page(kept: Kept, name: str) -> str:
     ]
     if seeds > 1:
         lines += ["", _decided(kept, columns)]
+    if "curves" in kept:
+        lines += [
+            "",
+            "Every model is diverse at a high temperature. So here is each diversity against quality, mean CIDEr of "
+            "the best five captions, for samples at temperatures from 0.4 to 1.2 (mean over seeds):",
+            "",
+            f"![Diversity against quality over temperatures]({name}-curves.svg)",
+        ]
+    others = [one for one in study.columns if one.figure not in {column.figure for column in columns}]
+    others = [one for one in others if any(one.figure in seed for row in rows for seed in row["figures"])]
+    if others:
+        lines += ["", "Further figures:", ""]
+        lines += table(
+            ["", *(_short(kept, row["label"]) for row in rows)],
+            [[one.heading, *(_cell(row, one) for row in rows)] for one in others],
+        )
+    quoted = {_short(kept, row["label"]): row["quoted"] for row in kept["rows"].values() if row["quoted"]}
+    quoted |= {label: dict(figures) for label, figures in study.more_quoted.items()}
+    named = [one for one in study.columns if any(one.figure in figures for figures in quoted.values())]
+    if named:
+        cells = [[one.heading, *(shown(of.get(one.figure), one.kind) for of in quoted.values())] for one in named]
+        about = "other data, features and sizes: compare the direction of effects, not the values"
+        lines += ["", f"Quoted, not measured here: {study.source}; {about}.", "", *table(["", *quoted], cells)]
+    if study.remark:
+        lines += ["", study.remark]
     return "\n".join(lines) + "\n"
 
 
@@ -116,6 +143,25 @@ def plot(kept: Kept) -> str:
         axes[0, 0].set_yticks(range(len(keys)), [_name(kept, key) for key in keys])
         axes[0, 0].invert_yaxis()
         # A picture does not know whether the page around it is dark.
+        return as_svg(figure).replace("<svg ", '<svg style="background: white" ', 1)
+
+
+def plot_curves(kept: Kept) -> str:
+    """Diversity against quality over temperatures, a line per arm, a panel per figure; the mean over seeds."""
+    headings = {
+        one.figure.removeprefix("best_5_"): one.heading for one in measure_of(find_study(kept["study"])).compared
+    }
+    names = list(next(iter(kept["curves"].values()))[0])
+    with plotting() as pyplot:
+        figure, axes = pyplot.subplots(1, len(names), figsize=(11.5, 3.4), squeeze=False)
+        for axis, name in zip(axes[0], names, strict=True):
+            for key, seeds in kept["curves"].items():
+                points = list(zip(*(one[name] for one in seeds), strict=True))  # of each temperature, by seed
+                qualities, diversities = ([mean(point[place] for point in of) for of in points] for place in (1, 2))
+                axis.plot(qualities, diversities, "o-", markersize=3, linewidth=1.2, label=_label(kept, key))
+            axis.set_title(headings[name], fontsize=8, loc="left")
+            axis.set_xlabel("mean CIDEr, best 5")
+        axes[0, -1].legend(frameon=False, fontsize=7, loc="center left", bbox_to_anchor=(1.02, 0.5))
         return as_svg(figure).replace("<svg ", '<svg style="background: white" ', 1)
 
 
@@ -182,7 +228,10 @@ def _difference_row(kept: Kept, column: Column) -> list[str]:
 
 
 def _decided(kept: Kept, columns: list[Column]) -> str:
-    """For differences whose interval holds 0: the seeds at which 1.96 standard errors of the seeds' mean equal it."""
+    """For differences whose interval holds 0: the seeds at which half of its width would equal the difference.
+
+    The interval is over seeds and images, and its width falls with the root of the seeds at best: images do not grow.
+    """
     lines = []
     for column in columns:
         needed = []
@@ -190,15 +239,13 @@ def _decided(kept: Kept, columns: list[Column]) -> str:
             found = kept["differences"][key].get(column.figure)
             if key not in kept["rows"] or found is None or not found["low"] <= 0 <= found["high"]:
                 continue
-            pairs = zip(kept["rows"][key]["figures"], kept["rows"][found["against"]]["figures"], strict=True)
-            gaps = [one[column.figure] - other[column.figure] for one, other in pairs]
-            seeds = (1.96 * stdev(gaps) / mean(gaps)) ** 2 if mean(gaps) else math.inf
-            needed.append(f"{_label(kept, key)} {math.ceil(seeds) if seeds <= MANY else f'over {MANY}'}")
+            measured, half = len(kept["rows"][key]["figures"]), (found["high"] - found["low"]) / 2
+            seeds = measured * (half / found["difference"]) ** 2 if found["difference"] else math.inf
+            least = max(measured + 1, math.ceil(seeds)) if seeds <= MANY else f"over {MANY}"
+            needed.append(f"{_label(kept, key)} {least}")
         if needed:
             lines.append(f"- {column.heading}: {', '.join(needed)}")
-    heading = (
-        "Seeds that would decide, if a difference and its spread over seeds stay as they are (images not counted):"
-    )
+    heading = "Seeds that would decide, if a difference stays as it is and its interval shrinks with their root:"
     return "\n".join([heading, "", *lines]) if lines else "No interval holds 0."
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import inspect
 import re
 import shutil
 import sys
@@ -177,6 +178,25 @@ def test_names_in_python_exist(block: Block) -> None:
                 assert found, f"{node.module} has no {alias.name}"
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "tellapart":
             assert node.attr in (*tellapart.__all__, "metrics"), f"tellapart.{node.attr}"
+        elif isinstance(node, ast.Call) and (called := _public(node.func)) is not None:
+            try:
+                inspect.signature(called).bind(
+                    *(None for one in node.args if not isinstance(one, ast.Starred)),
+                    **{one.arg: None for one in node.keywords if one.arg is not None},
+                )
+            except TypeError as error:
+                raise AssertionError(f"{block.place}: {ast.unparse(node)}: {error}") from error
+
+
+def _public(function: ast.expr) -> Any:
+    """What `tellapart.NAME` in a call is, if it is a public name."""
+    if (
+        isinstance(function, ast.Attribute)
+        and isinstance(function.value, ast.Name)
+        and function.value.id == "tellapart"
+    ):
+        return getattr(tellapart, function.attr, None)
+    return None
 
 
 @pytest.mark.parametrize("block", YAML, ids=name_of)

@@ -68,7 +68,7 @@ def test_kept_scores_have_no_captions_and_no_paths(path: Path) -> None:
 
 
 def test_seeds_that_would_decide(draw: ModuleType) -> None:
-    """Differences over seeds of 1 and 3, mean 2: 1.96 × √2 / 2 squared is 1.9, so two seeds."""
+    """Two seeds give 2 ± 3: it is decided when the interval is 1.5 times narrower, with 2 × 1.5² = 4.5 seeds."""
     figures = {"CIDEr": 0.0}
     kept = {
         "study": "cl-table4",
@@ -79,4 +79,6 @@ def test_seeds_that_would_decide(draw: ModuleType) -> None:
         "differences": {"cl": {"CIDEr": {"against": "control", "low": -1, "high": 5, "difference": 2}}},
     }
     columns = [column for column in draw.measure_of(draw.find_study("cl-table4")).compared if column.figure == "CIDEr"]
-    assert draw._decided(kept, columns).endswith("- CIDEr: CL 2")
+    assert draw._decided(kept, columns).endswith("- CIDEr: CL 5")
+    kept["differences"]["cl"]["CIDEr"] |= {"low": -0.1, "high": 4.1}
+    assert draw._decided(kept, columns).endswith("- CIDEr: CL 3"), "more than were measured"

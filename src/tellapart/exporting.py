@@ -16,6 +16,7 @@ from tellapart.decoding.search import decode_rows
 from tellapart.errors import RunError
 from tellapart.evaluation.evaluate import ImageRow, ScoreFile
 from tellapart.evaluation.evaluate_retrieval import RankRow, RetrievalFile
+from tellapart.evaluation.retrieval import embed_rows
 from tellapart.files import new_folder, read_model, read_models, read_text, write_json, write_text
 from tellapart.models import Model, card_opening, check_replaceable, model_description, write_model
 from tellapart.run import Run, open_run
@@ -164,8 +165,7 @@ def _results(run: Run, model: Any, rows: Sequence[int], captions: Sequence[str])
     """A captioner's caption of each picture; of a retriever, the picture that each caption finds first."""
     if run.recipe.trains == "captioner":
         return [one.caption for one in decode_rows(model, run.data.store, rows, run.recipe.decoding)]
-    features = torch.from_numpy(run.data.store.grid(rows)).to(model.device)
-    similarity = model.similarity(model.embed_images(features), model.embed_texts(captions))
+    similarity = model.similarity(embed_rows(model, run.data.store, rows), model.embed_texts(captions))
     return list(similarity.argmax(dim=0).tolist())
 
 

@@ -282,10 +282,24 @@ def test_captions_are_not_needed() -> None:
     bare = BatchSource(without_captions(dataset), store, "train", 4, seed=2, bucket_batches=2, captioned_only=False)
     assert len(bare.records) == len(make_source().records)
     for step in range(2):
-        found, expected = (make()(source.at(step), PROGRESS) for source in (bare, make_source(images=4)))
-        if step == 0:
-            assert bare.at(step).captions == []
+        captioned = make_source(images=4).at(step)
+        assert bare.at(step).captions == []
+        assert bare.at(step).ids == captioned.ids
+        results = []
+        for batch in (bare.at(step), captioned):
+            objective = make(loss="cos")
+            totals = objective(batch, PROGRESS)
+            totals["loss"].sum.backward()
+            gradients = [p.grad for p in objective.target.parameters() if p.grad is not None]
+            results.append(({name: (float(t.sum.detach()), t.count) for name, t in totals.items()}, gradients))
+        (found, own), (expected, other) = results
         assert found.keys() == expected.keys()
+        for name, total in found.items():
+            assert_close(total[0], expected[name][0])
+            assert total[1] == expected[name][1]
+        assert any(one.abs().max() > 0 for one in own)
+        for one, two in zip(own, other, strict=True):
+            assert_close(one, two)
     assert Specificity.needs(SpecificitySettings()) == Needs({"retriever": "retriever"}, captions=False)
     composed = ComposedSettings(parts={"specificity": {}, "likelihood": {}})
     assert Composed.needs(composed).captions

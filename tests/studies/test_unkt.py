@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +16,8 @@ from tellapart.files import read_jsonl
 from tellapart.recipe_files import BUDGETS, recipes_folder
 from tellapart.run import open_run
 from tellapart.studies.base import all_studies, find_study
+from tellapart.studies.measure import measure_of
+from tellapart.studies.measure_unkt import DIVERSITY as COMPARED
 from tellapart.studies.measure_unkt import MATCHED
 from tellapart.studies.result import Result
 from tellapart.studies.run import ArmTrainer
@@ -100,6 +104,22 @@ def test_n_captions_of_each_image(table4: Result) -> None:
     compared = table4.differences["transformer-unkt-positive-teacher"]
     assert {"best_5_Div_1", "oracle_20_CIDEr", "CIDEr"} <= set(compared)
     assert {name.removeprefix(MATCHED) for name in compared if name.startswith(MATCHED)} <= set(DIVERSITY)
+
+
+def test_curves_are_kept_and_rows_that_cannot_be_compared_are_named(table4: Result) -> None:
+    curves = json.loads(json.dumps(table4.to_json()))["curves"]
+    for row in table4.rows:
+        (seed,) = curves[row.arm.key]
+        assert set(seed) == set(COMPARED)
+        temperatures, qualities, diversities = zip(*seed["Div_1"], strict=True)
+        assert temperatures == (0.4, 0.6, 0.8, 1.0, 1.2)
+        assert qualities[3] == row.seeds[0].figures["best_5_mean_CIDEr"]
+        assert diversities[3] == row.seeds[0].figures["best_5_Div_1"]
+    key = "transformer-unkt-positive-teacher"
+    without = {name: one for name, one in table4.differences[key].items() if not name.startswith(MATCHED)}
+    measure = measure_of(table4.study)
+    found = measure.conclusion(replace(table4, differences={**table4.differences, key: without}))
+    assert any(line.startswith(f"{table4.row(key).arm.label}: its samples and those of its control") for line in found)
 
 
 def test_an_lstm_and_the_best_of_more_and_more(studying: Studying, place: Path) -> None:

@@ -33,7 +33,7 @@ from tellapart.data.halves import half_of
 from tellapart.data.prepare import Prepared, prepare
 from tellapart.data.settings import DataSettings
 from tellapart.errors import DataError, RunError
-from tellapart.evaluation.retrieval import AT_ONCE, Gallery
+from tellapart.evaluation.retrieval import AT_ONCE, Gallery, embed_rows
 from tellapart.files import cache_folder, check_folder, digest_of
 from tellapart.progress import OnProgress
 from tellapart.recipe import Recipe
@@ -404,17 +404,17 @@ class EntropyJudge:
         return [move(self._embed_images(start, start + AT_ONCE), "cpu") for start in starts]
 
     def _embed_images(self, start: int, stop: int) -> Raw:
-        retriever = self.run.retriever
-        features = torch.from_numpy(self.prepared.store.grid(self.pool[start:stop]))
-        return retriever.embed_images(features.to(retriever.device))
+        return embed_rows(self.run.retriever, self.prepared.store, self.pool[start:stop])
 
     def _made_from(self) -> dict[str, Any]:
         """What decides the image vectors."""
         store = self.prepared.store
+        mirrored = {} if store.mirrored is None else {"mirrored": True}
         return {
             "format": FORMAT,
             "retriever": [self.run.model_digest, self.run.retriever.settings.model_dump(mode="json")],
             "images": [store.encoder.as_dict(), store.pictures_digest(self.pool), self.pool],
+            **mirrored,
         }
 
     def _seen(self, split: str) -> NDArray[np.bool_]:

@@ -121,14 +121,33 @@ class UnktMeasure(CaptionMeasure):
         matched = matched_differences(controls, arms, figures=list(DIVERSITY))
         return {**found, **{MATCHED + name: difference for name, difference in matched.items()}}
 
+    def finish(self, rows: Sequence[ArmResult], folder: Path) -> dict[str, Any]:
+        """Also the curves: arm -> for each seed, figure -> points (temperature, quality, diversity)."""
+        curves = {
+            row.arm.key: [{name: self._many(one.run).curve(name) for name in DIVERSITY} for one in row.seeds]
+            for row in rows
+        }
+        return {**super().finish(rows, folder), "curves": curves}
+
+    def conclusion(self, result: Result) -> list[str]:
+        apart = [
+            f"{row.arm.label}: its samples and those of its control have no CIDEr in common at these temperatures, in "
+            "at least one seed; so they are not compared at equal quality."
+            for row in result.rows
+            if (found := result.differences.get(row.arm.key)) and MATCHED + next(iter(DIVERSITY)) not in found
+        ]
+        return [*super().conclusion(result), *(["", *apart] if apart else [])]
+
     def page(self, result: Result, prepared: Prepared) -> dict[str, Any]:
         many = {row.arm.label: self._many(row.seeds[0].run) for row in result.rows}
         growth = _growth(result, self.counts) if len(self.counts) > 1 else ""
         return {**super().page(result, prepared), "temperatures": draw_curves(many), "growth": growth}
 
     def _shown_with_captions(self, result: Result) -> list[ArmResult]:
-        """Rows trained with all terms of UNKT."""
-        return [row for row in result.rows if "negative_teacher" in row.arm.roles and not row.arm.changes]
+        """Rows trained with all terms of UNKT that their captioner has: the students with the fewest changes."""
+        students = [row for row in result.rows if "negative_teacher" in row.arm.roles]
+        fewest = min((len(row.arm.changes) for row in students), default=0)
+        return [row for row in students if len(row.arm.changes) == fewest]
 
 
 class ManySamplesMeasure(UnktMeasure):

@@ -139,9 +139,9 @@ STUDIES = (
         ),
         more_quoted=_TABLE1_MORE,
         remark="Repeated words are those that come before in the same caption. A seed pleases only the teacher if,"
-        " since the start of training, the mean rank of validation captions has improved under the teaching retriever and"
-        " worsened under the independent one. The paper's mean rank is counted from 0,"
-        " ours from 1. Its recalls are those of its own retriever.",
+        " since the start of training, the mean rank of validation captions has improved under the teaching retriever"
+        " and worsened under the independent one. The paper's mean rank is counted from 0, ours from 1. Its recalls are"
+        " those of its own retriever.",
     ),
     _study(
         2,

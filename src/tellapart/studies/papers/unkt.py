@@ -226,7 +226,7 @@ _DIVERSITY = (
     Column("best_5_Div_1", "Div-1, best 5"),
     Column("best_5_Div_2", "Div-2, best 5"),
     Column("best_5_SelfCIDEr_Luo", "SelfCIDEr, best 5"),
-    Column("best_5_mBLEU_4_corpus", "mBLEU-4, best 5"),
+    Column("best_5_mBLEU_4_corpus", "mBLEU-4 of the corpus, best 5"),
     Column("best_5_mean_CIDEr", "mean CIDEr, best 5"),
     Column("beam_best_5_Div_1", "Div-1, best 5 of a beam"),
 )
