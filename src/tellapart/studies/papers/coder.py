@@ -179,11 +179,11 @@ _TABLE4 = tuple(
 )
 
 
-def _batch(size: int, parts: int) -> tuple[Arm, ...]:
+def _batch(label: str, parts: int) -> tuple[Arm, ...]:
     """The recipe's batch divided by `parts`, without and with banks."""
-    end, label, scaled = "", f"batch of {size}", {}
+    end, scaled = "", {}
     if parts > 1:
-        end, label = f"-batch-{parts}", f"{label} (1/{parts})"
+        end = f"-batch-{parts}"
         scaled = {"training.images_per_batch": 1 / parts} | dict.fromkeys(_IN_STEPS, float(parts))
     return tuple(
         Arm(f"{key}{end}", f"{label}, {line}", "coder", changes=changes, scaled=scaled, control=control, line=line)
@@ -256,10 +256,10 @@ STUDIES = (
     _study(
         "batchsize",
         "Can banks replace a large batch?",
-        (*_batch(32, 4), *_batch(64, 2), *_batch(128, 1)),
+        (*_batch("a quarter of the batch", 4), *_batch("half of the batch", 2), *_batch("the whole batch", 1)),
         "section 4.4 on figure 3 (Flickr30K test); with banks it says that R@1 falls by 0.9 both ways",
-        "All arms see the same number of pairs: a smaller batch takes more steps. The sizes are for the recipe's batch "
-        "of 128.",
+        "All arms see the same number of pairs: a smaller batch takes more steps. The batch is the recipe's, or that of "
+        "--set training.images_per_batch=128, as in the paper.",
         quoted=_QUOTED_BATCHSIZE,
         axis=Axis("training.images_per_batch", "images per batch", _RECALLS_AT_1, logarithmic=True),
     ),
