@@ -3,7 +3,8 @@
 #   make test   all tests, in a random order; SEED=2 gives another
 # make benchmarks measures the speeds of docs/speed.md. PEER (a checkout of ImageCaptioning.pytorch), PHOTOS (a folder)
 # and RUN (a finished run of a captioner) add the rows that need them. THREADS=2 measures torch's rows on two threads.
-# Also: make install (only installs), make docs (the site, into site/), make lint.
+# Also: make install (only installs), make results (tables and plots of docs/results/ from their scores), make docs (the
+# site, into site/), make lint.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -16,7 +17,7 @@ PYTEST = $(BIN)/python -m pytest -n auto --maxprocesses 2 --dist loadfile --rand
 OTHER_KERNELS = MKL_ENABLE_INSTRUCTIONS=SSE4_2 MKL_CBWR=COMPATIBLE ATEN_CPU_CAPABILITY=default \
 	ONEDNN_MAX_CPU_ISA=SSE41 OPENBLAS_CORETYPE=Nehalem
 
-.PHONY: install demo test test-numerical benchmarks lint docs clean
+.PHONY: install demo test test-numerical benchmarks results lint docs clean
 
 # Each stamp depends on what it installs from, so a second call installs nothing.
 # torch goes first and pinned: an unpinned one may pull gigabytes of CUDA packages.
@@ -54,6 +55,11 @@ benchmarks: $(VENV)/installed-dev
 	$(BIN)/python benchmarks/profiles.py
 	$(if $(PHOTOS),$(BIN)/python benchmarks/folder.py $(PHOTOS) --threads $(THREADS),@echo "skipped: a folder of photographs (PHOTOS=FOLDER)")
 	$(if $(RUN),$(BIN)/python benchmarks/self_retrieval.py $(RUN) --images 100 --threads $(THREADS),@echo "skipped: self-retrieval (RUN=RUN)")
+
+# Draws again what the scores give; a test fails if a page differs from it.
+results: $(VENV)/installed
+	$(BIN)/python docs/draw_results.py
+	$(BIN)/python docs/draw_tables.py
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

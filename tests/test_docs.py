@@ -156,6 +156,18 @@ def test_files_named_on_a_page_exist(page: Path) -> None:
         assert (ROOT / "src" / "tellapart" / name).is_file() or "NAME" in name or name in EXAMPLES, name
 
 
+def test_what_the_readme_claims_is_on_the_results_page() -> None:
+    """Three measured numbers, each with its figures in docs/results.md."""
+    results = (DOCS / "results.md").read_text(encoding="utf-8")
+    rows = table_rows(ROOT / "README.md", "| measured | |")
+    assert len(rows) == 3
+    for claim, _ in rows:
+        figures = re.findall(r"\d[\d.]*", claim)
+        assert figures
+        for figure in figures:
+            assert re.search(rf"(?<![\d.]){re.escape(figure)}(?![\d.]*\d)", results), f"{claim}: {figure}"
+
+
 # Files that a page tells to write.
 EXAMPLES = ("objectives/margin.py",)
 

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
 
 from tellapart.errors import RecipeError
 from tellapart.files import read_json, read_jsonl
@@ -20,7 +18,7 @@ from tellapart.studies import run as study_run
 from tellapart.studies.base import Arm, all_studies, find_study
 from tellapart.studies.page import quoted_rows
 from tellapart.studies.result import Result
-from tellapart.studies.run import in_training_order, run_study
+from tellapart.studies.run import in_training_order
 
 # Few scenes and short trainings, so that a study takes seconds; the captioners are those of the recipes.
 TINY = (
@@ -152,33 +150,6 @@ def test_an_interrupted_study_continues(studying: Studying, tmp_path: Path, monk
     assert len(list((tmp_path / "runs").iterdir())) == len(continued.rows) + 1  # and the listener
     for one, other in zip(whole.rows, continued.rows, strict=True):
         assert [seed.figures for seed in one.seeds] == [seed.figures for seed in other.seeds]
-
-
-def test_instapic(tmp_path: Path) -> None:
-    """Table 3 on data in InstaPIC's layout: one caption per picture, the paper's own text normaliser."""
-    colours = ("red", "green", "blue", "white")
-    for split, count in (("train", 40), ("test1", 4)):
-        posts = {f"{n}": {"caption": f"my {colours[n % 4]} day! \U0001f600", "tags": []} for n in range(count)}
-        path = tmp_path / "insta" / "json" / f"insta-caption-{split}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({f"user-{split}": posts}))
-        for n in range(count):
-            picture = tmp_path / "insta" / "images" / f"user-{split}_@_{n}.jpg"
-            picture.parent.mkdir(exist_ok=True)
-            Image.new("RGB", (64, 64), colours[n % 4]).save(picture)
-    result = run_study(
-        "cl-table3",
-        str(tmp_path / "insta"),
-        budget="smoke",
-        out=tmp_path / "out",
-        runs=tmp_path / "runs",
-        prepared=tmp_path / "prepared",
-    )
-    assert [row.arm.key for row in result.rows] == ["adaptive-mle", "adaptive-continued", "adaptive-cl"]
-    recipe = result.rows[0].seeds[0].run.recipe
-    assert recipe.data.normaliser == "alphabetic"
-    assert "\U0001f600" in result.rows[0].seeds[0].run.captioner.vocabulary.tokens
-    assert "CSMN" in (tmp_path / "out" / "table.md").read_text(encoding="utf-8")
 
 
 def test_in_rounds_the_target_becomes_the_reference(studying: Studying) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from support.smoke import check_smoke, run_smoke
 from tellapart.data.settings import DataSettings
 from tellapart.evaluation.many_captions import DIVERSITY
 from tellapart.files import read_jsonl
@@ -35,16 +36,14 @@ TINY = (
     "decoding.max_words=4",
     "decoding.min_words=1",
 )
+NAMES = [name for name in all_studies() if name.startswith("unkt-")]
 TABLES = ("table1", "table2", "table3", "table4", "table5", "table6", "table8")
 Studying = Callable[..., Result]
 Written = Callable[[Result], tuple[str, str]]
 
 
 def test_every_study_is_there() -> None:
-    assert [name for name in all_studies() if name.startswith("unkt-")] == [
-        *(f"unkt-{table}" for table in TABLES),
-        "unkt-figure2",
-    ]
+    assert [*(f"unkt-{table}" for table in TABLES), "unkt-figure2"] == NAMES
 
 
 @pytest.mark.parametrize("budget", BUDGETS)
@@ -134,3 +133,9 @@ def test_an_lstm_and_the_best_of_more_and_more(studying: Studying, place: Path) 
         assert (np.diff(np.array(best, float)) >= 0).all()
     page = (place / "unkt-figure2" / "study.html").read_text(encoding="utf-8")
     assert "The best of more captions" in page
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_runs_to_the_end(name: str, place: Path) -> None:
+    """As in test_smoke.py; here, so that arms and retrievers are those of the other tests."""
+    check_smoke(name, run_smoke(name, place, TINY))
