@@ -240,6 +240,24 @@ def test_after_a_step_keys_are_enqueued_and_the_momentum_encoder_follows() -> No
     torch.testing.assert_close(apart, torch.full_like(apart, 0.5))
 
 
+def test_the_momentum_encoder_computes_instances_only() -> None:
+    """Banks and clusters hold instance vectors, so its concepts would be computed for nothing."""
+    made = objective(concepts=4, bank=7)
+    assert made.momentum is not None
+    encoder, target = made.momentum.encoder, made.target.eval()
+    features = source().at(0).features[IDENTITY.name]
+    for keys, raw in (
+        (encoder.embed_images(features), target.embed_images(features)),
+        (encoder.embed_texts(["a dog"]), target.embed_texts(["a dog"])),
+    ):
+        (instances,) = encoder.branches(keys)
+        both = target.branches(raw)
+        assert len(both) == 2
+        torch.testing.assert_close(instances, both[0])
+    encoder.instances_only = False
+    assert len(encoder.branches(encoder.embed_images(features))) == 2, "its weights of concepts are still there"
+
+
 def test_what_is_validated_has_no_entry_in_the_bank() -> None:
     """Images are numbered within their split: the first of the validation is not the first of the training."""
     batch = source().at(0)

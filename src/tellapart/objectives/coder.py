@@ -140,6 +140,8 @@ class CoderObjective(RetrievalObjective):
         self._check(settings, widths)
         needs_keys = settings.bank > 0 or settings.prototypes > 0
         self.momentum = MomentumEncoder(target, settings.momentum) if needs_keys else None
+        if self.momentum is not None:
+            self.momentum.encoder.instances_only = True  # banks and clusters hold instance vectors
         self.bank = MomentumBank(settings.bank, widths[0]) if settings.bank else None
         self.prototypes = Prototypes(settings.prototypes, widths[0], widths[1]) if settings.prototypes else None
         self.concepts = settings.concept_loss and len(widths) > 1

@@ -48,6 +48,8 @@ class Retriever(Model):
     Attributes:
         has_index_vectors: whether the similarity is an inner product of one vector per item.
         has_coarse_vectors: for a retriever without them: whether `coarse_vectors` give about the same order.
+        instances_only: raw embeddings have the instance branch only, for those who need no other; only `branches` can
+            read them then.
 
     Example:
         >>> retriever = Retriever.from_pretrained("runs/scenes-ranking-1a2b3c4d")           # doctest: +SKIP
@@ -58,6 +60,7 @@ class Retriever(Model):
     kind = "retriever"
     has_index_vectors: ClassVar[bool] = True
     has_coarse_vectors: ClassVar[bool] = False
+    instances_only: bool = False
 
     # --- implemented by each architecture ---------------------------------------------------------------------
 

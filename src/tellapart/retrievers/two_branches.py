@@ -135,6 +135,11 @@ class TwoBranches(Retriever):
 
     # --- equations --------------------------------------------------------------------------------------------
 
+    @property
+    def _has_concepts(self) -> bool:
+        """Whether the concept branch is computed."""
+        return bool(self.concepts) and not self.instances_only
+
     def embed_images(self, features: torch.Tensor) -> Raw:
         mask = torch.ones(features.shape[:2], dtype=torch.bool, device=features.device)
         if self.training and self.settings.drop_regions:
@@ -142,24 +147,24 @@ class TwoBranches(Retriever):
             features, mask = pack_items(features, drop_regions(mask, self.settings.drop_regions))
         normal = self.dropout(self.normalise(features))
         items = [self.region(normal) + self.detail(normal)]
-        if self.concepts:
+        if self._has_concepts:
             items.append(self.concept_region(normal) + self.concept_detail(normal))
         return self._branches(self._pool(items, mask, self.pool_regions), "ask_image")
 
     def _embed_items(self, items: torch.Tensor, mask: torch.Tensor) -> Raw:
         """Raw embeddings of captions from the states of their words `[rows, words, width]` and their mask."""
-        of_branches = [items, self.concept_words(items)] if self.concepts else [items]
+        of_branches = [items, self.concept_words(items)] if self._has_concepts else [items]
         return self._branches(self._pool(of_branches, mask, self.pool_words), "ask_text")
 
     def _pool(self, items: list[torch.Tensor], mask: torch.Tensor, pools: nn.ModuleList) -> list[torch.Tensor]:
         """One vector per row for each branch."""
         if self.settings.pooling == "gpo":
-            return [pool(of_branch, mask) for pool, of_branch in zip(pools, items, strict=True)]
+            return [pool(of_branch, mask) for pool, of_branch in zip(pools, items, strict=False)]
         return [(mean_pool if self.settings.pooling == "mean" else max_pool)(one, mask) for one in items]
 
     def _branches(self, pooled: list[torch.Tensor], ask: str) -> tuple[torch.Tensor, ...]:
         instance = functional.normalize(pooled[0].float(), dim=1)
-        if not self.concepts:
+        if not self._has_concepts:
             return (instance,)
         query = functional.normalize(pooled[1], dim=1)
         described = getattr(self, ask)(query, self.graph())
