@@ -258,8 +258,8 @@ STUDIES = (
         "Can banks replace a large batch?",
         (*_batch("a quarter of the batch", 4), *_batch("half of the batch", 2), *_batch("the whole batch", 1)),
         "section 4.4 on figure 3 (Flickr30K test); with banks it says that R@1 falls by 0.9 both ways",
-        "All arms see the same number of pairs: a smaller batch takes more steps. The batch is the recipe's, or that of "
-        "--set training.images_per_batch=128, as in the paper.",
+        "All arms see the same number of pairs: a smaller batch takes more steps. The batch is the recipe's, or "
+        "--set training.images_per_batch=128 as in the paper.",
         quoted=_QUOTED_BATCHSIZE,
         axis=Axis("training.images_per_batch", "images per batch", _RECALLS_AT_1, logarithmic=True),
     ),
