@@ -11,6 +11,7 @@ import pytest
 
 from tellapart import assembling
 from tellapart.data.batches import BatchSource
+from tellapart.evaluation import retrieval_entropy as entropy_module
 from tellapart.evaluation.retrieval_entropy import retrieval_entropy
 from tellapart.models import Model
 from tellapart.run import Run, open_run
@@ -94,6 +95,23 @@ def test_generic_and_specific_halves(place: Path, tmp_path: Path, sources: list[
     assert model.history["trained_on"].endswith(", the generic captions")
     assert resume(generic.folder).folder == generic.folder
     assert generic.data.dataset.digest == mle.data.dataset.digest
+
+
+def test_a_model_folder_judges(
+    place: Path, tmp_path: Path, sources: list[BatchSource], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One retriever for all captions, which nothing is written to; the run finds it again."""
+    monkeypatch.setattr(entropy_module, "cache_folder", lambda: tmp_path / "cache")
+    retriever = tmp_path / "retriever"
+    train(place / "ranking.yaml", runs=tmp_path).retriever.save_pretrained(retriever)
+    run = train(place / "generic.yaml", f"roles.entropy.from={retriever}", runs=tmp_path)
+    assert not list(retriever.glob("*.npy"))
+    found = retrieval_entropy([retriever], run.recipe.data, "train")
+    middle = np.median(found.percentiles())
+    chosen = [caption for place, caption in enumerate(found.gallery.captions) if found.percentiles()[place] > middle]
+    assert set(chosen) <= set(sources[-1].pool.captions)
+    assert len(sources[-1].pool.captions) == round(0.5 * len(found.entropies))
+    assert resume(run.folder).folder == run.folder
 
 
 def test_a_student_avoids_generic_captions(place: Path, tmp_path: Path, sources: list[BatchSource]) -> None:

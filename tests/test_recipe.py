@@ -15,6 +15,7 @@ from tellapart.errors import RecipeError
 from tellapart.recipe import Recipe, copy_recipe
 from tellapart.recipe_files import BUDGETS as BUDGET_NAMES
 from tellapart.recipe_files import read_yaml, recipes_folder, shipped_recipes
+from tellapart.shipped import shipped_model
 from tellapart.training import train
 
 RECIPES = recipes_folder()
@@ -97,6 +98,18 @@ def test_shipped_recipes_load_and_round_trip(path: Path, tmp_path: Path) -> None
     for kind in (recipe.trains, "objective"):
         cls, settings = recipe.component(kind)
         assert {"name": cls.name, **settings.model_dump(mode="json")} == getattr(recipe, kind)
+
+
+def test_the_shipped_captioner_has_a_recipe() -> None:
+    """It is the recipe on the card, but for how often was logged, and that of the command with all changes."""
+    card = (shipped_model("captioner") / "README.md").read_text(encoding="utf-8")
+    content = yaml.safe_load(card.split("```yaml\n")[1].split("```")[0])
+    recipe = Recipe.load("coco/adaptive-dinov2-mle.yaml")
+    content["training"]["log_every"] = recipe.training.log_every
+    assert Recipe.model_validate(content).digest == recipe.digest
+    changes = ["data.encoder=dinov2-small", "data.store=int8", "training.precision=bf16", "training.steps=9000"]
+    changes += ["training.validate_every=4500", "training.validate_images=1000", "decoding.block_pairs=true"]
+    assert Recipe.load("coco/adaptive-mle.yaml", changes).digest == recipe.digest
 
 
 def test_shipped_names_are_unique() -> None:

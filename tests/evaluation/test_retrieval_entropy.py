@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from PIL import Image
 
 from tellapart import cli
 from tellapart.data.halves import half_of
+from tellapart.data.settings import DataSettings
 from tellapart.errors import DataError, RunError
 from tellapart.evaluation import retrieval_entropy as module
 from tellapart.evaluation.generic_captions import describe_judges, describe_truth
@@ -310,7 +312,8 @@ def test_command_warns_and_refuses(
     assert "Warning: not cross-fitted" in text
     assert "data.half=1" in text
     for retriever, why in (
-        (place / "nowhere", "this is not a run folder"),
+        (place / "nowhere", "no model is here; give a run folder or a model folder"),
+        ("shipped/captioner", "and a retriever is needed here; use shipped/retriever"),
         (train(place / "mle.yaml", runs=place / "runs").folder, "a captioner has no similarities"),
     ):
         status, text = command(monkeypatch, capsys, "scenes", "--retriever", retriever)
@@ -319,6 +322,117 @@ def test_command_warns_and_refuses(
     assert (status, "choose another --pool" in text) == (2, True)
     status, text = command(monkeypatch, capsys, place / "nodata", "--retriever", runs[0].folder)
     assert (status, "nodata" in text) == (2, True)
+
+
+# --- model folders, and photographs without captions ----------------------------------------------------------------
+
+
+@pytest.fixture
+def exported(runs: list[Run], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The retriever of all training images as a model folder; tables are kept in `cache`."""
+    monkeypatch.setattr(module, "cache_folder", lambda: tmp_path / "cache")
+    runs[0].retriever.save_pretrained(tmp_path / "exported")
+    return tmp_path / "exported"
+
+
+def test_a_model_folder_judges_as_its_run(runs: list[Run], exported: Path) -> None:
+    whole, data = runs[0], runs[0].recipe.data
+    found = retrieval_entropy([exported], data, "test")
+    np.testing.assert_array_equal(found.entropies, retrieval_entropy([whole], split="test").entropies)
+    files = sorted(path.name for path in exported.iterdir())
+    assert files == ["README.md", "model.json", "model.safetensors", "vocabulary.json"], "nothing is written there"
+    assert list((exported.parent / "cache" / "retrieval-entropy").glob("retrieval-entropy-*.npy"))
+    # Its card names the data set, so training captions count as seen; a run of one half comes first for the others.
+    assert retrieval_entropy([exported], data).seen.all()
+    both = retrieval_entropy([exported, runs[1].folder], data)
+    half = [half_of(record) for record in whole.data.dataset.split("train") for _ in record.captions]
+    assert both.judge.tolist() == [0 if one == 1 else 1 for one in half]
+    assert "exported was trained on scenes" in describe_judges(both)
+    assert "Warning: not cross-fitted" in describe_judges(both)
+    with pytest.raises(RunError, match="exported: a model folder names no data set"):
+        retrieval_entropy([exported])
+
+
+def test_what_a_model_folder_was_trained_on(runs: list[Run], exported: Path) -> None:
+    described = json.loads((exported / "model.json").read_text())
+    data = runs[0].recipe.data
+    for trained_on, seen in (
+        (described["history"]["trained_on"], True),
+        (f"renamed ({runs[0].data.dataset.digest[:8]})", True),
+        (f"{runs[0].data.dataset.name} (01234567), the generic captions", True),
+        ("coco (01234567)", False),
+        (None, False),
+    ):
+        described["history"]["trained_on"] = trained_on
+        (exported / "model.json").write_text(json.dumps(described))
+        found = retrieval_entropy([exported], data)
+        assert found.seen.all() == seen
+        told = describe_judges(found)
+        assert ("Warning: not cross-fitted" in told) == seen
+        assert (f"was trained on {trained_on};" in told) == (trained_on is not None)
+        assert ("It is not known what exported was trained on." in told) == (trained_on is None)
+
+
+@pytest.fixture
+def photographs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of three pictures, in an empty current folder."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "holiday").mkdir()
+    for number, colour in enumerate(("red", "green", "blue")):
+        Image.new("RGB", (48, 32), colour).save(tmp_path / "holiday" / f"{number}.jpg")
+    return tmp_path / "holiday"
+
+
+def test_captions_among_photographs_without_captions(
+    runs: list[Run],
+    exported: Path,
+    photographs: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    found = retrieval_entropy([exported, runs[1].folder], DataSettings(source=str(photographs)), captioned=False)
+    assert (found.images, len(found.entropies)) == (3, 0)
+    entropies, percentiles = found.of_others(["a red square"])
+    by = [judge.entropies(["a red square"])[0] for judge in found.judges]
+    assert entropies == pytest.approx([np.mean(by)])
+    assert np.isnan(percentiles).all()
+    (tmp_path / "mine.txt").write_text("a red square\n")
+    asked = ("--captions", "mine.txt", "--out", "rows.jsonl", "--gallery", "page.html")
+    for _ in range(2):  # the files are its own, so they are written again
+        status, text = command(monkeypatch, capsys, "holiday", "--retriever", "exported", *asked)
+        assert status == 0
+    assert "3 images without captions, judged by exported" in text
+    assert "exported was trained on scenes" in text
+    assert "more generic than" not in text
+    assert read_jsonl(tmp_path / "rows.jsonl") == [{"caption": "a red square", "entropy": round(by[0], 5)}]
+    assert "more generic than" not in (tmp_path / "page.html").read_text()
+    status, text = command(monkeypatch, capsys, "holiday", "--retriever", "exported")
+    assert (status, "has a caption; give captions to rate (--captions FILE)" in text) == (2, True)
+    status, text = command(monkeypatch, capsys, "holiday", "--retriever", "exported", "--store", "int4", *asked)
+    assert (status, "--store: 'int4' is not a way to keep features" in text) == (2, True)
+
+
+def test_pictures_without_captions_are_in_the_pool(exported: Path, photographs: Path) -> None:
+    (photographs / "1.txt").write_text("a green field\n")
+    found = retrieval_entropy([exported], DataSettings(source=str(photographs)))
+    assert (found.images, found.gallery.captions) == (3, ["a green field"])
+
+
+def test_the_shipped_retriever_is_the_default(
+    photographs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(module, "cache_folder", lambda: tmp_path / "cache")
+    for number, caption in enumerate(("a red wall", "a green field", "the blue sky")):
+        (photographs / f"{number}.txt").write_text(f"{caption}\n")
+    status, text = command(monkeypatch, capsys, "holiday", "--out", "rows.jsonl")
+    assert status == 0
+    assert "3 captions compared with 3 images by shipped/retriever" in text
+    assert "shipped/retriever was trained on coco" in text
+    assert {row["retriever"] for row in read_jsonl(tmp_path / "rows.jsonl")} == {"shipped/retriever"}
+    named = caption_entropies(["shipped/retriever"], DataSettings(source=str(photographs)))
+    rows = sorted(read_jsonl(tmp_path / "rows.jsonl"), key=lambda row: row["id"])
+    assert named == pytest.approx([row["entropy"] for row in rows], abs=1e-5)
 
 
 def test_long_captions_with_a_high_entropy_are_told(runs: list[Run]) -> None:

@@ -114,6 +114,23 @@ def test_a_folder_captions_as_the_model_itself(folders: dict[str, Path], photos:
     assert not online.asked
 
 
+def test_a_folder_of_clip_says_how_generic_a_caption_is(
+    folders: dict[str, Path],
+    photos: Path,
+    online: Hub,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.txt").write_text("a red house\n")
+    asked = ("retrieval-entropy", photos, "--retriever", folders[CLIP], "--captions", "mine.txt")
+    assert run(monkeypatch, *asked) == 0
+    told = capsys.readouterr().out
+    assert "3 images without captions, judged by clip" in told
+    assert "It is not known what clip was trained on." in told
+
+
 def test_a_named_model_is_downloaded_once_and_only_if_asked_for(
     photos: Path, online: Hub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -232,13 +232,19 @@ def self_retrieval(
 def retrieval_entropy(
     data: Annotated[str, typer.Argument(help="'scenes', a folder of images, or a data set (docs/data.md).")],
     retriever: Annotated[
-        list[Path],
+        list[Path] | None,
         typer.Option(
-            help="A retriever's run; give two, trained with data.half=1 and data.half=2, so that each judges the "
-            "captions that it was not trained on."
+            help="A retriever's run or model folder, or a folder of CLIP or SigLIP; by default shipped/retriever. Give "
+            "two runs, trained with data.half=1 and data.half=2, so that each judges the captions that it was not "
+            "trained on."
         ),
-    ],
-    split: Annotated[str, typer.Option(help="The captions, and the images they are compared with.")] = "train",
+    ] = None,
+    split: Annotated[
+        str | None,
+        typer.Option(
+            help="The captions, and the images they are compared with; by default train, or test of data without it."
+        ),
+    ] = None,
     temperature: Annotated[
         float | None, typer.Option(help="τ: similarities are divided by it; by default 0.01, as CLIP's.")
     ] = None,
@@ -247,7 +253,13 @@ def retrieval_entropy(
     ] = None,
     captions: Annotated[
         Path | None,
-        typer.Option(help="How generic are these? A text file with a caption on each line, or JSON, JSONL, CSV."),
+        typer.Option(
+            help="How generic are these? A text file with a caption on each line, or JSON, JSONL, CSV. The images need "
+            "no captions then."
+        ),
+    ] = None,
+    store: Annotated[
+        str | None, typer.Option(help="How features are kept: float16 or int8; by default as in the retriever's run.")
     ] = None,
     show: Annotated[int, typer.Option(min=1, max=1000, help="Number of captions to show from each end.")] = 10,
     out: Annotated[Path | None, typer.Option(help="File for all captions with their entropy (JSONL).")] = None,
@@ -271,27 +283,30 @@ def retrieval_entropy(
     from tellapart.files import write_jsonl
     from tellapart.pages.generic import check_page, print_generic, write_page
     from tellapart.progress import show_progress
-    from tellapart.run import open_run
 
     if out is not None:
         check_rows(out, [data, captions or data])
     if gallery is not None:
         check_page(gallery)
-    runs = [open_run(folder) for folder in retriever]
+    if store not in ("float16", "int8", None):
+        raise TellapartError(f"--store: '{store}' is not a way to keep features; give float16 or int8")
+    retrievers = retriever or [Path("shipped/retriever")]
     sentences = None if captions is None else read_sentences(captions)
-    settings = data_for(data, runs[0])
+    settings = data_for(data, retrievers[0], store)
     found = measure(
-        runs,
+        retrievers,
         settings,
         split,
         temperature=TEMPERATURE if temperature is None else temperature,
         pool=pool,
         on_progress=show_progress(),
+        captioned=sentences is None,
     )
     rows = caption_rows(found) if sentences is None else sentence_rows(found, sentences)
     print_generic(rows, show, found.images)
     print(f"\n{describe_judges(found)}")
-    if (listener := open_true_listener(settings, found.judges[0].prepared.dataset, split)) is not None:
+    judge = found.judges[0]
+    if (listener := open_true_listener(settings, judge.prepared.dataset, judge.split)) is not None:
         print(describe_truth(found, listener))
     if out is not None:
         write_jsonl(out, rows)

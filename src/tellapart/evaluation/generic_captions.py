@@ -22,10 +22,10 @@ def caption_rows(found: RetrievalEntropy) -> list[Row]:
     """All captions of the split, the most generic first; of equal ones in record order.
 
     A row has `id` (the image), `caption`, `entropy` (in nats), `percentile` (from 0, specific, to 1, generic),
-    `retriever` (its run) and `seen` (whether that retriever was trained on the caption).
+    `retriever` (its name) and `seen` (whether that retriever was trained on the caption).
     """
     gallery, percentiles = found.gallery, found.percentiles()
-    names = [judge.run.folder.name for judge in found.judges]
+    names = [judge.name for judge in found.judges]
     return [
         {
             "id": gallery.ids[gallery.image_of_caption[place]],
@@ -40,12 +40,19 @@ def caption_rows(found: RetrievalEntropy) -> list[Row]:
 
 
 def sentence_rows(found: RetrievalEntropy, sentences: Sequence[str]) -> list[Row]:
-    """Anyone's captions, in their order: `caption`, `entropy`, and `percentile` among the captions of the split."""
+    """Anyone's captions, in their order: `caption`, `entropy`, and `percentile` among the captions of the split.
+
+    There is no percentile if the split has no captions.
+    """
     entropies, percentiles = found.of_others(sentences)
-    return [
-        {"caption": sentence, "entropy": round(float(entropy), 5), "percentile": round(float(percentile), 5)}
-        for sentence, entropy, percentile in zip(sentences, entropies, percentiles, strict=True)
+    rows: list[Row] = [
+        {"caption": sentence, "entropy": round(float(entropy), 5)}
+        for sentence, entropy in zip(sentences, entropies, strict=True)
     ]
+    if len(found.entropies):
+        for row, percentile in zip(rows, percentiles, strict=True):
+            row["percentile"] = round(float(percentile), 5)
+    return rows
 
 
 def both_ends(rows: Sequence[Row], count: int) -> tuple[list[Row], list[Row]]:
@@ -106,16 +113,20 @@ def describe_judges(found: RetrievalEntropy) -> str:
     A generic caption is short. If long captions have a high entropy, the retriever is more often unsure about them
     than they are generic.
     """
-    names = [judge.run.folder.name for judge in found.judges]
+    names = " and ".join(judge.name for judge in found.judges)
     count, seen = len(found.seen), int(found.seen.sum())
-    lines = [f"{count} captions compared with {found.images} images by {' and '.join(names)}."]
+    if not count:
+        without = f"{found.images} images without captions, judged by {names}: how generic a caption is among them."
+        return "\n".join([without, *_describe_trainings(found)])
+    lines = [f"{count} captions compared with {found.images} images by {names}."]
+    lines += _describe_trainings(found)
     if seen:
         lines.append(
             f"Warning: not cross-fitted. {seen} captions were judged by a retriever that was trained on them, so they "
             "look more specific than they are. Train a retriever with data.half=1 and one with data.half=2, and give "
             "both."
         )
-    else:
+    elif all(judge.is_run for judge in found.judges):
         lines.append("No caption was judged by a retriever that was trained on it.")
     correlation = length_correlation(found)
     lines.append(f"Correlation of entropy with the number of words: {correlation:+.2f}.")
@@ -127,6 +138,20 @@ def describe_judges(found: RetrievalEntropy) -> str:
     return "\n".join(lines)
 
 
+def _describe_trainings(found: RetrievalEntropy) -> list[str]:
+    """What the retrievers were trained on that are model folders: of these it is not known caption by caption."""
+    lines = []
+    for judge in found.judges:
+        if judge.trained_on is not None and not judge.is_run:
+            lines.append(
+                f"{judge.name} was trained on {judge.trained_on}; captions of that training look more specific than "
+                "they are."
+            )
+        elif not judge.is_run:
+            lines.append(f"It is not known what {judge.name} was trained on.")
+    return lines
+
+
 def check_rows(path: Path, inputs: Iterable[str | Path]) -> None:
     """Raise unless the rows can be written to this file."""
-    check_output(path, "caption", "entropy", "percentile", inputs=inputs)
+    check_output(path, "caption", "entropy", inputs=inputs)

@@ -66,10 +66,17 @@ class Gallery:
     image_of_caption: NDArray[np.int64]
 
     @classmethod
-    def of_split(cls, prepared: Prepared, split: str, images: int | None = None) -> Gallery:
-        """The images of a split that have captions, or the first so many of them."""
+    def of_split(cls, prepared: Prepared, split: str, images: int | None = None, captioned: bool = True) -> Gallery:
+        """The images of a split that have captions, or the first so many of them.
+
+        Args:
+            prepared: the data.
+            split: the images.
+            images: only so many.
+            captioned: raise an error if none has a caption.
+        """
         records = [record for record in prepared.dataset.split(split) if record.captions][:images]
-        if not records:
+        if captioned and not records:
             raise DataError(f"{prepared.dataset.name}: no image of the split '{split}' has a caption; take another one")
         return cls(
             [record.id for record in records],

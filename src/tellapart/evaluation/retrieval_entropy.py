@@ -12,7 +12,8 @@ A retriever remembers the captions it was trained on. So each caption is judged 
 that was not trained on it: two retrievers, each trained on one half of the images (`data.half`), judge all captions of
 the training split (cross-fitting).
 
-The image vectors and the entropies are kept in the folder of the retriever's run, and an interrupted call continues.
+The image vectors and the entropies are kept in the folder of the retriever's run, those by a model folder in the cache
+folder, and an interrupted call continues.
 """
 
 from __future__ import annotations
@@ -32,13 +33,19 @@ from tellapart.data.blocks import open_blocks
 from tellapart.data.halves import half_of
 from tellapart.data.prepare import Prepared, prepare
 from tellapart.data.settings import DataSettings
+from tellapart.data.unlabelled import has_training_split
+from tellapart.encoders.base import accelerator
 from tellapart.errors import DataError, RunError
 from tellapart.evaluation.retrieval import AT_ONCE, Gallery, embed_rows
 from tellapart.files import cache_folder, check_folder, digest_of
+from tellapart.huggingface.hub import find_usable
+from tellapart.models import model_digest, open_own_encoder
 from tellapart.progress import OnProgress
 from tellapart.recipe import Recipe
-from tellapart.retrievers.base import Raw, inner_products, move
+from tellapart.recipe_files import is_model_folder
+from tellapart.retrievers.base import Raw, Retriever, inner_products, load_retriever, move
 from tellapart.run import Run, open_run, read_state
+from tellapart.shipped import find_model, shipped_name
 
 # CLIP's own, by which the paper's retriever was trained.
 TEMPERATURE = 0.01
@@ -52,6 +59,9 @@ FORMAT = 1
 Vectors = NDArray[np.float32]
 Entropies = NDArray[np.float64]
 Places = NDArray[np.int64]
+
+# A retriever: a run or its folder, a model folder, `shipped/retriever`, or a folder of CLIP or SigLIP.
+Named = Run | str | Path
 
 
 class EntropySums:
@@ -175,15 +185,19 @@ class RetrievalEntropy:
     def of_others(self, captions: Sequence[str]) -> tuple[Entropies, Entropies]:
         """Entropies of anyone's captions, and their percentiles among those of the split: means over the retrievers.
 
+        The percentiles are NaN if the split has no captions.
+
         Args:
             captions: any sentences; the retrievers should not have been trained on them.
         """
         entropies, percentiles = np.zeros(len(captions)), np.zeros(len(captions))
-        used = np.unique(self.judge)
+        # Without captions in the split all retrievers judge, and there are no percentiles.
+        used = np.unique(self.judge) if len(self.judge) else range(len(self.judges))
         for judge in used:
             found = self.judges[judge].entropies(captions)
             entropies += found / len(used)
-            percentiles += percentiles_among(found, self.entropies[self.judge == judge]) / len(used)
+            own = self.entropies[self.judge == judge]
+            percentiles += percentiles_among(found, own) / len(used) if len(own) else np.nan
         return entropies, percentiles
 
 
@@ -198,14 +212,19 @@ def percentiles_among(values: Entropies, others: Entropies) -> Entropies:
     return np.asarray(both / (2 * len(ordered)))
 
 
-def data_for(source: str, retriever: Run) -> DataSettings:
-    """Settings of a data set for the retriever of a run: its own ones, if that is the data set of its training.
+def data_for(source: str, retriever: Named, store: str | None = None) -> DataSettings:
+    """Settings of a data set for a retriever: those of its run, if that is the data set of its training.
 
     Args:
         source: as in `data.source`.
-        retriever: has the folder for features.
+        retriever: a run has the folder for features; a model folder has none, so it is `prepared`.
+        store: how features are kept, `float16` or `int8`; by default as in the run.
     """
-    own = retriever.recipe.data
+    changes: dict[str, Any] = {} if store is None else {"store": store}
+    run = _as_run(retriever)
+    if run is None:
+        return DataSettings(source=source, **changes)
+    own = run.recipe.data.model_copy(update=changes)
     if source == own.source or ("scenes" not in (source, own.source) and _same_place(source, own.source)):
         return own
     return DataSettings(source=source, prepared=own.prepared, store=own.store, max_skipped=own.max_skipped)
@@ -216,9 +235,9 @@ def _same_place(one: str, other: str) -> bool:
 
 
 def caption_entropies(
-    retrievers: Sequence[Run | str | Path],
+    retrievers: Sequence[Named],
     data: DataSettings | None = None,
-    split: str = "train",
+    split: str | None = None,
     *,
     temperature: float = TEMPERATURE,
     pool: int | None = None,
@@ -237,35 +256,48 @@ def caption_entropies(
 
 
 def retrieval_entropy(
-    retrievers: Sequence[Run | str | Path],
+    retrievers: Sequence[Named],
     data: DataSettings | None = None,
-    split: str = "train",
+    split: str | None = None,
     *,
     temperature: float = TEMPERATURE,
     pool: int | None = None,
     folder: Path | None = None,
     on_progress: OnProgress | None = None,
+    captioned: bool = True,
 ) -> RetrievalEntropy:
     """Retrieval entropies of all captions of a split, each by the first retriever that was not trained on it.
 
     A caption that all were trained on is judged by the first, and `RetrievalEntropy.seen` says so.
 
     Args:
-        retrievers: runs of retrievers, or their folders; for the captions they were trained on, two: one of each half.
-        data: the data set; by default that of the first retriever. Encoder and half are those of each retriever.
-        split: the captions; images without captions are left out.
+        retrievers: runs of retrievers, run or model folders, or `shipped/retriever`; for the captions they were trained
+            on, two runs: one of each half.
+        data: the data set; by default that of each run, a model folder has none. The encoder is each retriever's own,
+            and a half is not taken.
+        split: the captions and the images they are compared with; by default the training split, or of data without
+            one, such as a folder, the test split.
         temperature: τ.
         pool: number of images to compare with, drawn from the split; by default all.
-        folder: for the tables; by default the folder of each run, or the cache folder if that cannot be written.
+        folder: for the tables; by default the folder of each run. Those by a model folder, or in a folder that cannot
+            be written, are in the cache folder.
         on_progress: called with the name of the work, the number done and the total.
+        captioned: raise an error if no image of the split has a caption; otherwise there is nothing to measure but the
+            captions of others (`RetrievalEntropy.of_others`).
     """
     judges = [EntropyJudge.open(one, data, split, temperature, pool, folder, on_progress) for one in retrievers]
     if not judges:
-        raise RunError("retrieval entropy needs the run of a retriever; give at least one")
+        raise RunError("retrieval entropy needs a retriever; give at least one, such as shipped/retriever")
     gallery = judges[0].gallery
+    if captioned and not gallery.captions:
+        judge = judges[0]
+        raise DataError(
+            f"{judge.prepared.dataset.name}: no image of the split '{judge.split}' has a caption; give captions to "
+            "rate (--captions FILE), write those of photo.jpg into photo.txt, or take another split"
+        )
     for judge in judges[1:]:
         if (judge.gallery.ids, judge.gallery.captions) != (gallery.ids, gallery.captions):
-            raise RunError(f"{judge.run.folder}: its data has other captions than that of {judges[0].run.folder}")
+            raise RunError(f"{judge.folder}: its data has other captions than that of {judges[0].folder}")
     seen = np.stack([judge.seen for judge in judges])
     chosen = seen.argmin(axis=0)  # the first that has not seen it; the first of all if all have
     entropies = np.empty(len(chosen))
@@ -279,9 +311,14 @@ def retrieval_entropy(
 class EntropyJudge:
     """One retriever and the images it compares captions with; `open` makes one.
 
-    Attributes:
-        run: of the retriever.
+    Args:
+        folder: of the retriever, a run or a model.
+        name: of the retriever, for people.
+        retriever: in eval mode.
         prepared: the data, with the features of the retriever's encoder.
+        split, temperature, pool, tables, on_progress: as in `retrieval_entropy`, where `tables` is `folder`.
+
+    Attributes:
         gallery: the captions of the split and their images.
         pool: rows of the images in the feature store.
         seen: `[captions]`, whether the retriever was trained on each caption of the split.
@@ -289,47 +326,74 @@ class EntropyJudge:
 
     def __init__(
         self,
-        run: Run,
+        folder: Path,
+        name: str,
+        retriever: Retriever,
         prepared: Prepared,
-        split: str,
+        split: str | None = None,
         temperature: float = TEMPERATURE,
         pool: int | None = None,
-        folder: Path | None = None,
+        tables: Path | None = None,
         on_progress: OnProgress | None = None,
     ) -> None:
         if not temperature > 0:
             raise DataError(f"the temperature must be above 0, and it is {temperature}")
-        prepared.store.check(prepared.dataset, run.retriever.encoder)
-        self.run, self.prepared, self.temperature = run, prepared, temperature
-        self.gallery = Gallery.of_split(prepared, split)
-        self.pool = _pool(self.gallery, pool)
-        self.seen = self._seen(split)
-        self._folder = folder or _writable(run.folder)
+        prepared.store.check(prepared.dataset, retriever.encoder)
+        self.folder, self.name, self.retriever = folder, name, retriever
+        self.prepared, self.temperature = prepared, temperature
+        self.split = split or ("train" if has_training_split(prepared.dataset) else "test")
+        self.gallery = Gallery.of_split(prepared, self.split, captioned=False)
+        self.pool = _pool(prepared, self.split, pool)
+        self.seen = self._seen()
+        self._tables = tables or _writable(folder)
         self._on_progress = on_progress
 
     @classmethod
     def open(
         cls,
-        retriever: Run | str | Path,
+        retriever: Named,
         data: DataSettings | None,
-        split: str,
+        split: str | None = None,
         temperature: float = TEMPERATURE,
         pool: int | None = None,
         folder: Path | None = None,
         on_progress: OnProgress | None = None,
     ) -> EntropyJudge:
         """See `retrieval_entropy` for the arguments."""
-        run = retriever if isinstance(retriever, Run) else open_run(retriever)
-        if run.recipe.trains != "retriever":
-            raise RunError(f"{run.folder}: a captioner has no similarities; give the run of a retriever")
-        own = run.recipe.data
-        settings = (data or own).model_copy(update={"encoder": own.encoder, "half": None})
-        return cls(run, prepare(settings, on_progress), split, temperature, pool, folder, on_progress)
+        run = _as_run(retriever)
+        if run is not None:
+            if run.recipe.trains != "retriever":
+                raise RunError(f"{run.folder}: a captioner has no similarities; give the run of a retriever")
+            place, name, model = run.folder, run.folder.name, run.retriever
+        else:
+            assert not isinstance(retriever, Run)
+            named = find_model(retriever)
+            place = find_usable(named, "retriever") if named.exists() else named
+            name = shipped_name(place) or named.resolve().name
+            model = load_retriever(place).to(accelerator() or "cpu")
+        settings = data or (None if run is None else run.recipe.data)
+        if settings is None:
+            raise RunError(f"{name}: a model folder names no data set; give the data")
+        encoder = open_own_encoder(model, place)
+        settings = settings.model_copy(update={"encoder": encoder.identity.name, "half": None})
+        prepared = prepare(settings, on_progress, encoder)
+        return cls(place, name, model, prepared, split, temperature, pool, folder, on_progress)
+
+    @property
+    def trained_on(self) -> str | None:
+        """What the card of a model says about its training data; `None` if it says nothing."""
+        found = self.retriever.history.get("trained_on")
+        return None if found is None else str(found)
+
+    @property
+    def is_run(self) -> bool:
+        """Whether this is a run, of which it is known which captions it was trained on."""
+        return (self.folder / "run.json").exists()
 
     def kept_entropies(self, captions: Sequence[str]) -> Entropies:
         """Entropies of these captions; kept in the folder and found again, and continued after an interruption."""
         made_from = {**self._made_from(), "captions": captions, "temperature": self.temperature}
-        path = self._folder / f"retrieval-entropy-{digest_of(made_from)[:16]}"
+        path = self._tables / f"retrieval-entropy-{digest_of(made_from)[:16]}"
         starts = range(0, len(captions), BLOCK)
         with open_blocks(path, made_from, (len(captions),), np.float64, starts) as blocks:
             for number in list(blocks.missing):
@@ -341,7 +405,7 @@ class EntropyJudge:
     @torch.no_grad()
     def entropies(self, captions: Sequence[str]) -> Entropies:
         """Entropies of these captions over the pool."""
-        retriever = self.run.retriever
+        retriever = self.retriever
         # By length, for little padding; the embeddings do not depend on it.
         order = np.array(sorted(range(len(captions)), key=lambda place: len(captions[place].split())), np.int64)
         parts = [order[start : start + AT_ONCE] for start in range(0, len(order), AT_ONCE)]
@@ -363,7 +427,7 @@ class EntropyJudge:
     @torch.no_grad()
     def first_images(self, captions: Sequence[str], count: int) -> list[list[str]]:
         """Ids of the images of the pool that fit each caption best, best first."""
-        retriever = self.run.retriever
+        retriever = self.retriever
         raw = retriever.embed_texts(captions)
         if retriever.has_index_vectors:
             scores = inner_products(retriever.index_vectors(raw), self._image_vectors)
@@ -378,7 +442,7 @@ class EntropyJudge:
     @torch.no_grad()
     def _image_vectors(self) -> torch.Tensor:
         """Index vectors of the pool, `[images, width]`; kept in the folder."""
-        retriever = self.run.retriever
+        retriever = self.retriever
 
         def vectors(rows: slice) -> torch.Tensor:
             places = range(*rows.indices(len(self.pool)))[::AT_ONCE]
@@ -388,7 +452,7 @@ class EntropyJudge:
 
         made_from, images = self._made_from(), len(self.pool)
         shape, starts = (images, vectors(slice(0, 1)).shape[1]), range(0, images, BLOCK)
-        path = self._folder / f"image-vectors-{digest_of(made_from)[:16]}"
+        path = self._tables / f"image-vectors-{digest_of(made_from)[:16]}"
         with open_blocks(path, made_from, shape, np.float32, starts) as blocks:
             for number in list(blocks.missing):
                 self._show("embedding images", blocks.done, images)
@@ -404,7 +468,7 @@ class EntropyJudge:
         return [move(self._embed_images(start, start + AT_ONCE), "cpu") for start in starts]
 
     def _embed_images(self, start: int, stop: int) -> Raw:
-        return embed_rows(self.run.retriever, self.prepared.store, self.pool[start:stop])
+        return embed_rows(self.retriever, self.prepared.store, self.pool[start:stop])
 
     def _made_from(self) -> dict[str, Any]:
         """What decides the image vectors."""
@@ -412,15 +476,23 @@ class EntropyJudge:
         mirrored = {} if store.mirrored is None else {"mirrored": True}
         return {
             "format": FORMAT,
-            "retriever": [self.run.model_digest, self.run.retriever.settings.model_dump(mode="json")],
+            "retriever": [model_digest(self.folder), self.retriever.settings.model_dump(mode="json")],
             "images": [store.encoder.as_dict(), store.pictures_digest(self.pool), self.pool],
             **mirrored,
         }
 
-    def _seen(self, split: str) -> NDArray[np.bool_]:
-        """Whether the retriever, or the model it started from, was trained on each caption of the split."""
+    def _seen(self) -> NDArray[np.bool_]:
+        """Whether the retriever, or the model it started from, was trained on each caption of the split.
+
+        A model folder only names its data set, such as `coco (e173bd86)`. All training captions count as seen, also
+        those of another version of a data set of this name.
+        """
         dataset, gallery = self.prepared.dataset, self.gallery
-        trainings = _trainings(self.run.folder, dataset.digest) if split == "train" else []
+        if not self.is_run:
+            name, _, digest = (self.trained_on or "").rpartition(" (")
+            same = name == dataset.name or digest.startswith(dataset.digest[:8])
+            return np.full(len(gallery.captions), same and self.split == "train", np.bool_)
+        trainings = _trainings(self.folder, dataset.digest) if self.split == "train" else []
         records = [dataset.records[dataset.row(id)] for id in gallery.ids]
         seen = [
             any(data.half is None or half_of(record, data.half_seed) == data.half for data in trainings)
@@ -430,7 +502,7 @@ class EntropyJudge:
 
     def _show(self, what: str, done: int, of: int) -> None:
         if self._on_progress is not None:
-            self._on_progress(f"{what} with {self.run.folder.name}", done, of)
+            self._on_progress(f"{what} with {self.name}", done, of)
 
 
 def _trainings(folder: Path, dataset: str) -> list[DataSettings]:
@@ -446,20 +518,32 @@ def _trainings(folder: Path, dataset: str) -> list[DataSettings]:
     return found
 
 
-def _pool(gallery: Gallery, images: int | None) -> list[int]:
-    """Rows of the images to compare with, in record order: all, or so many by the digests of their ids."""
-    if images is None:
-        return gallery.rows
-    if not 0 < images <= len(gallery.rows):
-        raise DataError(f"a pool of {images} images cannot be drawn from {len(gallery.rows)}; choose another --pool")
-    drawn = sorted(range(len(gallery.ids)), key=lambda place: digest_of(["pool", gallery.ids[place]]))[:images]
-    return [gallery.rows[place] for place in sorted(drawn)]
+def _pool(prepared: Prepared, split: str, images: int | None) -> list[int]:
+    """Rows of the images to compare with, in record order: all of the split, or so many by the digests of their ids."""
+    ids = [record.id for record in prepared.dataset.split(split)]
+    if images is not None:
+        if not 0 < images <= len(ids):
+            raise DataError(f"a pool of {images} images cannot be drawn from {len(ids)}; choose another --pool")
+        drawn = set(sorted(ids, key=lambda id: digest_of(["pool", id]))[:images])
+        ids = [id for id in ids if id in drawn]
+    return [prepared.dataset.row(id) for id in ids]
+
+
+def _as_run(retriever: Named) -> Run | None:
+    """The run of a retriever; `None` if it is a model folder."""
+    if isinstance(retriever, Run):
+        return retriever
+    folder = find_model(retriever)
+    return open_run(folder) if (folder / "recipe.yaml").exists() else None
 
 
 def _writable(folder: Path) -> Path:
-    """This folder, or the cache folder if files cannot be written here."""
+    """This run folder; the cache folder for a model folder, and if files cannot be written here."""
+    in_cache = cache_folder() / "retrieval-entropy"
+    if is_model_folder(folder):
+        return in_cache
     try:
         check_folder(folder)
     except DataError:
-        return cache_folder() / "retrieval-entropy"
+        return in_cache
     return folder

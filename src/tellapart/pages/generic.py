@@ -18,7 +18,9 @@ FIRST = 5
 
 def print_generic(rows: Sequence[Row], count: int, images: int) -> None:
     """The most generic and the most specific captions; a list of anyone's captions whole, in its order."""
-    headings = ["caption", "entropy", f"fits as many as (of {images})", "more generic than"]
+    headings = ["caption", "entropy", f"fits as many as (of {images})"]
+    if rows and "percentile" in rows[0]:
+        headings.append("more generic than")
     if rows and "id" not in rows[0]:
         print_table(headings, map(_cells, rows))
         return
@@ -27,7 +29,8 @@ def print_generic(rows: Sequence[Row], count: int, images: int) -> None:
 
 
 def _cells(row: Row) -> list[str]:
-    return [row["caption"], f"{row['entropy']:.3f}", _fits(row), f"{100 * row['percentile']:.1f} %"]
+    share = [f"{100 * row['percentile']:.1f} %"] if "percentile" in row else []
+    return [row["caption"], f"{row['entropy']:.3f}", _fits(row), *share]
 
 
 def _fits(row: Row) -> str:
@@ -57,7 +60,7 @@ def write_page(path: Path, found: RetrievalEntropy, rows: Sequence[Row], count: 
     of_split = bool(rows) and "id" in rows[0]
     ends = both_ends(rows, count) if of_split else (list(rows[:count]),)
     titles = ("The most generic captions", "The most specific captions") if of_split else ("How generic are these?",)
-    by_name = {judge.run.folder.name: judge for judge in found.judges}
+    by_name = {judge.name: judge for judge in found.judges}
     sections = []
     for title, end in zip(titles, ends, strict=True):
         items = []
@@ -74,7 +77,7 @@ def write_page(path: Path, found: RetrievalEntropy, rows: Sequence[Row], count: 
         captions=len(found.entropies),
         images=found.images,
         temperature=found.judges[0].temperature,
-        mean=float(found.entropies.mean()),
+        mean=float(found.entropies.mean()) if len(found.entropies) else None,
         highest=math.log(found.images),
         judges=describe_judges(found),
         first=FIRST,
