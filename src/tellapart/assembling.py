@@ -26,6 +26,7 @@ from tellapart.errors import DataError, RecipeError
 from tellapart.evaluation.hard_negatives import likely_captions
 from tellapart.evaluation.retrieval_entropy import RetrievalEntropy, retrieval_entropy
 from tellapart.evaluation.specificity_guard import SpecificityGuard
+from tellapart.evaluation.true_listener import open_true_listener
 from tellapart.evaluation.validation import FEW, ValidationMeasure, measure_captions, measure_retrieval, together
 from tellapart.files import check_folder
 from tellapart.models import Model, enough_memory, load_model
@@ -257,6 +258,7 @@ def _judges(
 
 def specificity_guard(
     recipe: Recipe,
+    prepared: Prepared,
     objective: Objective,
     validation: BatchSource,
     judges: Mapping[str, Judging],
@@ -271,7 +273,9 @@ def specificity_guard(
     if "start" in upstreams:
         device = objective.target.device
         start = load_model(upstreams["start"][0], "captioner").to(device).eval().requires_grad_(False)
-    return SpecificityGuard(objective.target, validation.store, rows, judges, folder, start)
+    listener = open_true_listener(recipe.data, prepared.dataset, "val")
+    true_listener = None if listener is None else listener.first(len(rows))
+    return SpecificityGuard(objective.target, validation.store, rows, judges, folder, start, true_listener)
 
 
 def validation_measure(

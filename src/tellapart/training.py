@@ -147,7 +147,7 @@ def run_recipe(
         return Run(folder, recipe)
     on_first(fabric, lambda: _check_run_folder(folder))
     objective, sources, judges = load_and_assemble(recipe, prepared, upstreams, fabric, shown)
-    guard = specificity_guard(recipe, objective, sources["val"], judges, upstreams, folder)
+    guard = specificity_guard(recipe, prepared, objective, sources["val"], judges, upstreams, folder)
     fabric.barrier()  # all processes have read the folder before one writes to it
     state_path, state = folder / "run.json", {"key": key, "made_from": made_from, "finished": False}
     began = time.monotonic()

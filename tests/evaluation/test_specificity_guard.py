@@ -11,8 +11,10 @@ import torch
 
 from support.close import assert_close
 from support.tiny import make_captioner, make_data, make_retriever
+from tellapart.data.scenes import make_split
 from tellapart.evaluation import specificity_guard
 from tellapart.evaluation.specificity_guard import START, SpecificityGuard, measure_specificity
+from tellapart.evaluation.true_listener import TrueListener
 from tellapart.text import END, UNKNOWN
 from tellapart.text import START as FIRST
 
@@ -55,6 +57,21 @@ def test_ranks_equal_naive_loops() -> None:
         memory = start.encode(torch.from_numpy(store.grid([row])))
         total, tokens = total + float(start.log_prob(memory, said, torch.tensor([0]))), tokens + said.shape[1]
     assert_close(found["greedy_fluency"], total / tokens)
+
+
+def test_the_true_listener_is_asked_on_scenes() -> None:
+    """It knows the first scenes of the split, as many as are captioned; a caption without claims has no truth."""
+    records = make_split("val", 12, seed=0, seen=set())
+    listener = TrueListener([one.scene for one in records], [one.family for one in records]).first(5)
+    captioner, (_, store) = make_captioner(3), make_data()
+    judges = {"retriever": (make_retriever(2), store)}
+    found = measure_specificity(captioner, store, range(5), judges, true_listener=listener)
+    captions = [greedy(captioner, torch.from_numpy(store.grid([row]))) for row in range(5)]
+    expected = listener.figures(captions)
+    for name in ("true_listener_mean_rank", "true_listener_R@1"):
+        assert_close(found[name], sum(expected[name]) / 5)
+    told = [value for value in expected["truth"] if value == value]
+    assert found.get("truth") == (sum(told) / len(told) if told else None)
 
 
 @pytest.mark.parametrize(

@@ -150,6 +150,7 @@ def test_the_listener_warns_in_training_and_in_the_report(
         listeners.add(str(Path(open_run(run.folder).recipe.roles["listener"].places[0]).resolve()))
         kept = [one for one in read_journal(run.folder) if one["split"] == "val"]
         by_step = {one["step"]: one for one in kept}
+        assert all("true_listener_R@1" in one for one in kept), "scenes have a true listener"
         assert row.seeds[0].figures["only_teacher"] == by_step[run.captioner.history["steps"]]["only_teacher"]
     assert len(listeners) == 1
     assert "only_teacher" not in table1.rows[0].seeds[0].figures, "the start was not trained here"

@@ -17,6 +17,7 @@ from tellapart.decoding.settings import DecodingSettings
 from tellapart.decoding.views import read_both
 from tellapart.errors import RunError
 from tellapart.evaluation.retrieval import AT_ONCE, PairScores
+from tellapart.evaluation.true_listener import TrueListener
 from tellapart.files import Stored, read_model, write_json
 from tellapart.metrics import summarize_ranks
 from tellapart.retrievers.base import Retriever
@@ -24,6 +25,8 @@ from tellapart.text import PAD
 
 # Role -> what the names of its figures begin with.
 PREFIXES = {"retriever": "", "listener": "listener_"}
+# The true listener's figures; captions that claim nothing have no truth.
+TRUE = ("true_listener_mean_rank", "true_listener_R@1", "truth")
 START = "specificity-start.json"
 # The figure that is 1 when captions please only the retriever that teaches.
 ONLY_TEACHER = "only_teacher"
@@ -41,13 +44,14 @@ def measure_specificity(
     rows: Sequence[int],
     judges: Mapping[str, tuple[Retriever, FeatureStore]],
     start: Captioner | None = None,
+    true_listener: TrueListener | None = None,
 ) -> dict[str, float]:
     """Caption images by the likeliest words and rank the images for each caption under each judge.
 
     Gives `mean_rank` (from 1) and `R@1` under the `retriever`, `listener_mean_rank` and `listener_R@1` under the
-    `listener`; `distinct`, the share of captions that differ from all others; of these captions, `greedy_words` (per
-    caption), `greedy_repeated` (share of words that come before in the same caption) and, with `start`,
-    `greedy_fluency` (ln p per token under it).
+    `listener`; on scenes `true_listener_mean_rank`, `true_listener_R@1` and `truth`; `distinct`, the share of captions
+    that differ from all others; of these captions, `greedy_words` (per caption), `greedy_repeated` (share of words that
+    come before in the same caption) and, with `start`, `greedy_fluency` (ln p per token under it).
 
     Args:
         captioner: in eval mode.
@@ -55,6 +59,7 @@ def measure_specificity(
         rows: the images' rows in every store.
         judges: role (`retriever`, `listener`) -> a retriever in eval mode, and the features that it reads.
         start: the captioner that training started from, in eval mode; it reads the same features.
+        true_listener: knows the scenes of these rows.
     """
     greedy = DecodingSettings(beam=1, max_words=captioner.vocabulary.max_words)
     captions = [one.caption for one in decode_rows(captioner, store, rows, greedy)]
@@ -64,6 +69,9 @@ def measure_specificity(
         summary = summarize_ranks(ranks, len(rows), [1])
         figures[f"{PREFIXES[role]}mean_rank"] = summary.mean
         figures[f"{PREFIXES[role]}R@1"] = summary.recalls[1]
+    if true_listener is not None:
+        found = true_listener.figures(captions)
+        figures |= {name: float(np.nanmean(found[name])) for name in TRUE if not np.isnan(found[name]).all()}
     figures["distinct"] = len(set(captions)) / len(captions)
     figures["greedy_words"] = sum(len(caption.split()) for caption in captions) / len(captions)
     figures["greedy_repeated"] = repeated_words(captions)
@@ -110,7 +118,7 @@ class SpecificityGuard:
     under the retriever has improved and that under the listener has worsened, else 0.
 
     Args:
-        captioner, store, rows, judges, start: see `measure_specificity`.
+        captioner, store, rows, judges, start, true_listener: see `measure_specificity`.
         folder: the run folder.
     """
 
@@ -120,6 +128,7 @@ class SpecificityGuard:
     judges: Mapping[str, tuple[Retriever, FeatureStore]]
     folder: Path
     start: Captioner | None = None
+    true_listener: TrueListener | None = None
 
     def begin(self) -> None:
         """Measure the start, unless an earlier session did."""
@@ -145,7 +154,7 @@ class SpecificityGuard:
         return read_model(self.folder / START, StartFile, "figures of the start", "remove it", RunError).figures
 
     def _measure(self) -> dict[str, float]:
-        return measure_specificity(self.captioner, self.store, self.rows, self.judges, self.start)
+        return measure_specificity(self.captioner, self.store, self.rows, self.judges, self.start, self.true_listener)
 
 
 def pleases_only_the_teacher(start: Mapping[str, float], now: Mapping[str, float]) -> str:

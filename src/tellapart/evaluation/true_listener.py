@@ -82,6 +82,10 @@ class TrueListener:
         ranks = _expected_ranks(scores[:images, :images], len(captions))
         return {**ranks, "truth": truth, "claims": claims, "difference_named": self._differences(made, right)}
 
+    def first(self, count: int) -> TrueListener:
+        """The listener of the first so many scenes only."""
+        return TrueListener(self.scenes[:count], self.families[:count])
+
     def fitting(self, captions: Sequence[str]) -> Values:
         """In how many scenes all claims of each caption are right: how generic it truly is.
 
