@@ -251,6 +251,36 @@ def test_a_recipe_names_the_retriever(tmp_path: Path) -> None:
     assert len(list((retriever / "scores").glob("likely-captions-*.npy"))) == 1
 
 
+def test_those_of_a_model_folder_are_kept_in_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is written into the model folder; what was found before an interruption is found again."""
+    monkeypatch.setattr(hard_negatives, "IMAGES", 4)
+    data = [*TINY, f"data.prepared={tmp_path / 'prepared'}", "training.steps=2"]
+    trained = run_recipe(Recipe.load("scenes/ranking.yaml", data, "smoke"), tmp_path / "runs")
+    trained.model.save_pretrained(tmp_path / "model")
+    before = sorted(path.name for path in (tmp_path / "model").iterdir())
+    recipe = Recipe.load("scenes/adaptive-cl-hard.yaml", [*data, f"roles.retriever.from={tmp_path / 'model'}"], "smoke")
+    shown: list[tuple[int, int]] = []
+
+    def stop(what: str, done: int, of: int) -> None:
+        if what.startswith("ranking captions"):
+            shown.append((done, of))
+            if shown == [(0, 12), (4, 12)]:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_recipe(recipe, tmp_path / "runs", on_progress=stop)
+    (vectors,) = (tmp_path / "runs").glob("*/scores/vectors-*.npy")
+    folder = vectors.parent.parent
+    shown.clear()
+    run = run_recipe(Recipe.load(folder), folder.parent, folder, stop)  # as `--resume` does
+    assert shown == [(4, 12), (8, 12), (12, 12)], "a block of three was there"
+    assert run.folder == folder
+    assert [path.name for path in (folder / "scores").glob("*.npy")] == [
+        path.name for path in (folder / "scores").glob("likely-captions-*.npy")
+    ]
+    assert sorted(path.name for path in (tmp_path / "model").iterdir()) == before
+
+
 @pytest.mark.parametrize("contrast", ["images", "both"])
 def test_recipes_against_other_images(tmp_path: Path, contrast: str) -> None:
     """Trained for a few steps with hard images by features; validation draws uniform ones."""
