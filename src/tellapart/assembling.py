@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from tellapart.data.unlabelled import with_training_split
 from tellapart.decoding.ensemble import Ensemble
 from tellapart.encoders.base import accelerator
 from tellapart.engine.loop import Measure
-from tellapart.engine.processes import first_then_others
+from tellapart.engine.processes import first_then_others, on_first
 from tellapart.errors import DataError, RecipeError
 from tellapart.evaluation.hard_negatives import likely_captions
 from tellapart.evaluation.retrieval_entropy import RetrievalEntropy, retrieval_entropy
@@ -39,16 +39,33 @@ from tellapart.retrievers.base import Retriever
 # The run or model folders named by `start` and by each role; several are an ensemble.
 Upstreams = dict[str, list[Path]]
 
+# The folder in a run folder for scores that take long.
+SCORES = "scores"
+
 # A retriever that judges captions, and the features that it reads.
 Judging = tuple[Retriever, FeatureStore]
 
 
 def load_and_assemble(
-    recipe: Recipe, prepared: Prepared, upstreams: Upstreams, fabric: Fabric, on_progress: OnProgress | None
+    recipe: Recipe,
+    prepared: Prepared,
+    upstreams: Upstreams,
+    fabric: Fabric,
+    own_scores: Callable[[], Path],
+    on_progress: OnProgress | None,
 ) -> tuple[Objective, dict[str, BatchSource], dict[str, Judging]]:
     """The objective with its models, the batches of both splits, and the retrievers that judge captions in validation.
 
-    If this fails, no folder was made.
+    If this fails, no folder was made, unless `own_scores` was called.
+
+    Args:
+        recipe: what to train.
+        prepared: its data.
+        upstreams: the folders of its models.
+        fabric: the processes.
+        own_scores: begins the run and gives its own folder for scores, in all processes; called before long work whose
+            results cannot be kept beside the model that gave them.
+        on_progress: called with the name of the work, the number done and the total.
     """
     torch.manual_seed(recipe.seed)
     target = _target(recipe, prepared, upstreams, on_progress)
@@ -59,7 +76,8 @@ def load_and_assemble(
     trained_on, likely = prepared, None
     if draws_ranked_captions(recipe):
         retriever = frozen["retriever"].to(fabric.device)
-        folder = folder_for_scores(upstreams["retriever"][0], None)
+        beside = upstreams["retriever"][0]
+        folder = on_first(fabric, lambda: folder_for_scores(beside)) or own_scores()
         ranked = stores.get(retriever.encoder.name, prepared)
         likely = first_then_others(
             fabric, lambda: likely_captions(retriever, ranked, "train", recipe.negatives.top, folder, on_progress)
@@ -195,18 +213,18 @@ def _stores_of_roles(
     return found
 
 
-def folder_for_scores(upstream: Path, otherwise: Path | None) -> Path | None:
-    """Where scores by the model of another run are kept: in its folder, or elsewhere if that cannot be written.
+def folder_for_scores(upstream: Path) -> Path | None:
+    """Where scores by the model of another run are kept: in its folder; `None` if that cannot be written.
 
     Nothing is written into a model folder: it may be part of an installed package.
     """
     if is_model_folder(upstream):
-        return otherwise
+        return None
     try:
         check_folder(upstream)
     except DataError:
-        return otherwise
-    return upstream / "scores"
+        return None
+    return upstream / SCORES
 
 
 # --- choosing captions ------------------------------------------------------------------------------------------------

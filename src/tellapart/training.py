@@ -10,12 +10,14 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from tellapart.assembling import (
+    SCORES,
     Upstreams,
     folder_for_scores,
     load_and_assemble,
@@ -146,13 +148,10 @@ def run_recipe(
         on_first(fabric, lambda: _write_recipe(recipe, upstreams, folder))  # its decoding may have changed
         return Run(folder, recipe)
     on_first(fabric, lambda: _check_run_folder(folder))
-    objective, sources, judges = load_and_assemble(recipe, prepared, upstreams, fabric, shown)
-    guard = specificity_guard(recipe, prepared, objective, sources["val"], judges, upstreams, folder)
-    fabric.barrier()  # all processes have read the folder before one writes to it
     state_path, state = folder / "run.json", {"key": key, "made_from": made_from, "finished": False}
-    began = time.monotonic()
     with ExitStack() as held:
 
+        @cache
         def begin() -> bool:
             """Lock the folder and describe the run in it; false if another process has just finished this run."""
             held.enter_context(_lock(folder))
@@ -163,8 +162,18 @@ def run_recipe(
             _write_recipe(recipe, upstreams, folder)
             return True
 
+        def own_scores() -> Path:
+            """The run begins before this long work: a folder that holds only scores would not be taken for a run's."""
+            fabric.barrier()  # all processes have read the folder before one writes to it
+            on_first(fabric, begin)
+            return folder / SCORES
+
+        objective, sources, judges = load_and_assemble(recipe, prepared, upstreams, fabric, own_scores, shown)
+        guard = specificity_guard(recipe, prepared, objective, sources["val"], judges, upstreams, folder)
+        fabric.barrier()  # as above
         if not on_first(fabric, begin):
             return Run(folder, recipe)
+        began = time.monotonic()
         trainer = Trainer(
             objective,
             sources["train"],
@@ -192,8 +201,7 @@ def _before_training(
 ) -> None:
     """The objective's long work before the first step; what is finished of it is kept when it is interrupted."""
     objective, fabric = trainer.objective, trainer.fabric
-    own = trainer.folder / "scores"
-    folders = {role: folder_for_scores(upstreams[role][0], own) or own for role in objective.frozen}
+    folders = {role: folder_for_scores(upstreams[role][0]) or trainer.folder / SCORES for role in objective.frozen}
     objective.eval()
     try:
         with torch.no_grad(), fabric.autocast():  # in the precision of the steps

@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional
 
 from tellapart.errors import RecipeError
+from tellapart.objectives import prototypes as prototypes_module
 from tellapart.objectives.prototypes import (
     NO_CLUSTER,
     Prototypes,
@@ -59,6 +60,51 @@ def test_kmeans_equals_the_naive_loop(count: int, clusters: int, iterations: int
     centres, labels = naive_kmeans(points, start, iterations)
     torch.testing.assert_close(found.centres.double(), centres, atol=1e-5, rtol=1e-5)
     assert found.labels.tolist() == labels
+
+
+@pytest.mark.parametrize("block", [1, 100, 2**24])
+def test_blocks_of_similarities_change_nothing(monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+    monkeypatch.setattr(prototypes_module, "BLOCK", block)
+    points, start = draw(60), draw(20, seed=1)
+    found = spherical_kmeans(points, 20, start, 3)
+    centres, labels = naive_kmeans(points, start, 3)
+    torch.testing.assert_close(found.centres.double(), centres, atol=1e-5, rtol=1e-5)
+    assert found.labels.tolist() == labels
+
+
+@pytest.mark.parametrize("near", [20, 1000])
+@pytest.mark.parametrize("iterations", [0, 1, 3])
+def test_all_centres_may_be_near(monkeypatch: pytest.MonkeyPatch, near: int, iterations: int) -> None:
+    """The passes of large problems equal the naive loop if they leave no centre out."""
+    monkeypatch.setattr(prototypes_module, "ALL_COMPARED", 0)
+    monkeypatch.setattr(prototypes_module, "NEAR", near)
+    points, start = draw(60), draw(20, seed=1)
+    found = spherical_kmeans(points, 20, start, iterations)
+    centres, labels = naive_kmeans(points, start, iterations)
+    torch.testing.assert_close(found.centres.double(), centres, atol=1e-5, rtol=1e-5)
+    assert found.labels.tolist() == labels
+
+
+def test_near_centres_find_about_the_same_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
+    """40 bundles of 25 points around directions that are themselves in groups."""
+    groups = draw(8, 16).repeat_interleave(5, dim=0) + 0.7 * draw(40, 16, seed=1)
+    points = groups.repeat_interleave(25, dim=0) + 0.7 * draw(1000, 16, seed=2)
+    whole, begun = spherical_kmeans(points, 40), spherical_kmeans(points, 40, iterations=0)
+    monkeypatch.setattr(prototypes_module, "ALL_COMPARED", 0)
+    monkeypatch.setattr(prototypes_module, "NEAR", 6)
+    near = spherical_kmeans(points, 40)
+    gained = (near.similarity - begun.similarity) / (whole.similarity - begun.similarity)
+    assert gained > 0.9
+    assert torch.equal(near.labels, nearest_centres(points, near.centres)[0])
+    assert torch.equal(near.labels, spherical_kmeans(points, 40).labels), "the same again"
+
+
+def test_each_centre_is_near_itself() -> None:
+    """Also if others are equal to it, and if it is zero."""
+    centres = torch.cat([torch.eye(4)[[0, 0, 0, 0, 1]], torch.zeros(1, 4), torch.tensor([[0.1, 0.9, 0.0, 0.0]])])
+    similar = prototypes_module._similar(centres, 2)
+    assert all(number in row for number, row in enumerate(similar.tolist()))
+    assert similar[4].tolist() == similar[6].tolist() == [4, 6]
 
 
 def test_every_iteration_brings_points_nearer() -> None:

@@ -143,6 +143,11 @@ class PairScores:
             squares = [np.einsum("ij,ij->i", v, v).max(initial=0.0) for v in (self._image_vectors, self._text_vectors)]
             self.rounding = ROUNDING * float(np.sqrt(squares[0]) * np.sqrt(squares[1]))
 
+    @property
+    def vectors(self) -> tuple[NDArray[np.float32], NDArray[np.float32]] | None:
+        """The index vectors of images and captions; `None` if the retriever has none."""
+        return (self._image_vectors, self._text_vectors) if self.retriever.has_index_vectors else None
+
     def _find_vectors(self, embed: Callable[[slice], Iterator[Raw]], path: Path | None) -> NDArray[np.float32]:
         """The vectors of all items, block by block; blocks that are on the disk are not embedded again."""
         images, of = self.shape[0], sum(self.shape)

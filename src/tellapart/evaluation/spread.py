@@ -3,6 +3,10 @@
 The paper claims (figure 1) that diversity-sensitive contrast spreads negatives out. Similarities are computed block by
 block and not kept; each block's mean and sum of squared deviations are merged in float64, because E(S²) − E(S)² would
 lose precision.
+
+A retriever without index vectors compares pair by pair, which takes too long for the 97 million pairs of COCO's test
+split. With more pairs than `EXACT_PAIRS` only `ANCHORS` images and as many captions, always the same ones, are anchors.
+Each is compared with all its negatives, so its SD is exact; only the mean is over fewer.
 """
 
 from __future__ import annotations
@@ -14,10 +18,15 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from tellapart.evaluation.retrieval import Gallery, PairScores
+from tellapart.data.features import FeatureStore
+from tellapart.evaluation.retrieval import EXACT_PAIRS, Gallery, PairScores
 from tellapart.files import Stored
 from tellapart.metrics.ranks import Similarity
+from tellapart.retrievers.base import Retriever
 from tellapart.run import Run
+
+# Anchors of each kind if all would be too many.
+ANCHORS = 250
 
 
 class SpreadFile(Stored):
@@ -32,8 +41,8 @@ class NegativeSpread:
     """The standard deviation of each anchor's similarities to its negatives, items of other images.
 
     Attributes:
-        image_to_text: `[images]`, over the captions of other images.
-        text_to_image: `[captions]`, over the other images.
+        image_to_text: `[images]`, over the captions of other images; of all images, or of a sample.
+        text_to_image: `[captions]`, over the other images; of all captions, or of a sample.
     """
 
     image_to_text: NDArray[np.float64]
@@ -93,8 +102,46 @@ def _moments(
     return count, mean, np.square(apart).sum(axis=axis)
 
 
+def split_spread(
+    retriever: Retriever, store: FeatureStore, gallery: Gallery, anchors: int | None = None
+) -> NegativeSpread:
+    """The spread of a retriever's negatives in a gallery.
+
+    Args:
+        retriever: in eval mode.
+        store: features of the images.
+        gallery: the images and captions.
+        anchors: only so many images and captions are anchors, always the same ones; by default all are.
+    """
+    owner, images = gallery.image_of_caption, len(gallery.rows)
+    if anchors is None:
+        scores = PairScores(retriever, store, gallery.rows, gallery.captions)
+        return negative_spread(scores, owner, images)
+    some_images, some_captions = (drawn(count, anchors) for count in (images, len(owner)))
+    # Images are numbered within the sample; captions of no image of the sample are negatives of all.
+    number = np.full(images, -1)
+    number[some_images] = np.arange(len(some_images))
+    of_images = PairScores(retriever, store, [gallery.rows[image] for image in some_images], gallery.captions)
+    of_captions = PairScores(retriever, store, gallery.rows, [gallery.captions[place] for place in some_captions])
+    return NegativeSpread(
+        negative_spread(of_images, number[owner], len(some_images)).image_to_text,
+        negative_spread(of_captions, owner[some_captions], images).text_to_image,
+    )
+
+
+def drawn(count: int, wanted: int) -> NDArray[np.int64]:
+    """Some of so many places, always the same ones, in rising order.
+
+    >>> drawn(3, 5).tolist()
+    [0, 1, 2]
+    """
+    return np.sort(np.random.default_rng(0).permutation(count)[:wanted])
+
+
 def measure_spread(run: Run, split: str = "test") -> NegativeSpread:
     """The spread of a retriever's negatives on a split; kept in the run's folder and reused.
+
+    With more than `EXACT_PAIRS` pairs, a retriever without index vectors has `ANCHORS` anchors of each kind.
 
     Args:
         run: a finished training of a retriever.
@@ -106,12 +153,15 @@ def measure_spread(run: Run, split: str = "test") -> NegativeSpread:
     """
     retriever, prepared = run.retriever, run.data
 
+    gallery = Gallery.of_split(prepared, split)
+    many = len(gallery.rows) * len(gallery.captions) > EXACT_PAIRS
+    anchors = ANCHORS if many and not retriever.has_index_vectors else None
+
     def make() -> dict[str, Any]:
-        gallery = Gallery.of_split(prepared, split)
-        scores = PairScores(retriever, prepared.store, gallery.rows, gallery.captions)
-        found = negative_spread(scores, gallery.image_of_caption, len(gallery.ids))
+        found = split_spread(retriever, prepared.store, gallery, anchors)
         return {name: [round(float(value), 6) for value in values] for name, values in vars(found).items()}
 
     name = "spread.json" if split == "test" else f"spread-{split}.json"
-    content = run.derived(name, [retriever.settings.model_dump(mode="json"), split], make, SpreadFile)
+    made_from = [retriever.settings.model_dump(mode="json"), split, *([] if anchors is None else [anchors])]
+    content = run.derived(name, made_from, make, SpreadFile)
     return NegativeSpread(np.array(content.image_to_text), np.array(content.text_to_image))

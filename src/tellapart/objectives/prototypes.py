@@ -13,6 +13,12 @@ from tellapart.retrievers.base import inner_products
 
 # Points for each cluster that decide the centres; with more, k-means takes longer and finds about the same.
 POINTS_PER_CLUSTER = 32
+# With more comparisons of points and centres in a pass, the passes between the first and the last compare each point
+# only with so many centres, those most similar to its own.
+ALL_COMPARED = 500_000_000
+NEAR = 32
+# Numbers in a block of similarities: 64 MB.
+BLOCK = 2**24
 # Label of a pair that has no cluster.
 NO_CLUSTER = -1
 
@@ -39,7 +45,7 @@ def nearest_centres(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The most similar centre of each point and its cosine, `[N]` each; the first one of equals.
 
-    Memory is proportional to `chunk × K`.
+    Memory is proportional to `chunk × K`, and at most 64 MB.
 
     >>> nearest_centres(torch.tensor([[3.0, 0.0], [0.0, 2.0]]), torch.tensor([[0.0, 1.0], [1.0, 0.0]]))
     (tensor([1, 0]), tensor([1., 1.]))
@@ -47,6 +53,7 @@ def nearest_centres(
     unit = functional.normalize(centres.float(), dim=1)
     labels = torch.empty(len(points), dtype=torch.long, device=points.device)
     cosines = torch.empty(len(points), device=points.device)
+    chunk = _rows(chunk, len(centres))
     for start in range(0, len(points), chunk):
         similarity = inner_products(functional.normalize(points[start : start + chunk].float(), dim=1), unit)
         best = similarity.argmax(dim=1)
@@ -72,6 +79,11 @@ def spherical_kmeans(
 
     If there are more than `points_per_cluster × K` points, the centres are those of so many of them, drawn with `seed`;
     then all points are assigned. Points are read in chunks and may be in half precision: memory holds them once.
+
+    At COCO's size a pass over all points and centres takes minutes. So with more than `ALL_COMPARED` comparisons only
+    the first and the last pass are such. Between them a point is compared with the `NEAR` centres most similar to its
+    own: a point that changes its cluster nearly always goes to one of these. The last pass assigns every point to its
+    most similar centre, here as always.
 
     Args:
         points: `[N, width]`, in any floating point precision; only their directions matter.
@@ -104,13 +116,14 @@ def spherical_kmeans(
         centres = some[drawn.to(points.device)]
     centres = functional.normalize(centres.to(points.device).float(), dim=1)
     labels, cosines = _assign(some, centres, chunk)
+    many = len(some) * clusters > ALL_COMPARED
     made, changed = 0, True
     while changed and made < iterations:
         centres = _directions(some, labels, centres, chunk)
         before = labels
-        labels, cosines = _assign(some, centres, chunk)
+        labels, cosines = _assign_near(some, labels, centres, NEAR) if many else _assign(some, centres, chunk)
         made, changed = made + 1, not torch.equal(labels, before)
-    if some is not points:
+    if some is not points or (many and made):
         labels, cosines = _assign(points, centres, chunk)
     return Clusters(centres, labels, cosines.mean().item(), made)
 
@@ -118,6 +131,36 @@ def spherical_kmeans(
 def _assign(points: torch.Tensor, centres: torch.Tensor, chunk: int) -> tuple[torch.Tensor, torch.Tensor]:
     labels, cosines = nearest_centres(points, centres, chunk)
     return _fill_empty(labels, cosines, len(centres)), cosines
+
+
+def _assign_near(
+    points: torch.Tensor, labels: torch.Tensor, centres: torch.Tensor, near: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """As `_assign`, but a point is compared only with its own centre and those most similar to it, `near` in all."""
+    order, sizes = labels.argsort(stable=True), torch.bincount(labels, minlength=len(centres)).tolist()
+    found, cosines = torch.empty_like(labels), torch.empty(len(points), device=points.device)
+    for rows, some in zip(torch.split(order, sizes), _similar(centres, near), strict=True):
+        if len(rows):
+            similarity = inner_products(functional.normalize(points[rows].float(), dim=1), centres[some])
+            cosines[rows], best = similarity.max(dim=1)
+            found[rows] = some[best]
+    return _fill_empty(found, cosines, len(centres)), cosines
+
+
+def _similar(centres: torch.Tensor, near: int) -> torch.Tensor:
+    """Each centre's own number and those of the most similar ones, `[K, near]`, in rising order."""
+    clusters = len(centres)
+    found = torch.empty(clusters, min(near, clusters), dtype=torch.long, device=centres.device)
+    for rows in torch.split(torch.arange(clusters, device=centres.device), _rows(clusters, clusters)):
+        similarity = inner_products(centres[rows], centres)
+        similarity[torch.arange(len(rows)), rows] = torch.inf  # also where another centre is equal
+        found[rows] = similarity.topk(found.shape[1], dim=1).indices.sort(dim=1).values
+    return found
+
+
+def _rows(wanted: int, clusters: int) -> int:
+    """How many points are compared with all centres at a time."""
+    return max(1, min(wanted, BLOCK // clusters))
 
 
 def _directions(points: torch.Tensor, labels: torch.Tensor, centres: torch.Tensor, chunk: int) -> torch.Tensor:
@@ -131,8 +174,10 @@ def _directions(points: torch.Tensor, labels: torch.Tensor, centres: torch.Tenso
         unit = functional.normalize(points[part].float(), dim=1)
         sums.index_add_(0, labels[part].cpu(), unit.cpu().double())
     lengths = sums.norm(dim=1, keepdim=True)
-    moved = (sums / lengths.clamp(min=1e-12)).to(centres)
-    return torch.where((lengths > 1e-6).to(centres.device), moved, centres)
+    moved = sums.div_(lengths.clamp(min=1e-12)).to(centres)
+    still = (lengths.squeeze(1) <= 1e-6).nonzero().squeeze(1).to(centres.device)
+    moved[still] = centres[still]
+    return moved
 
 
 def _fill_empty(labels: torch.Tensor, cosines: torch.Tensor, clusters: int) -> torch.Tensor:
