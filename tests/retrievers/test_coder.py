@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,10 +21,16 @@ CAPTIONS = ["a red house", "two", "a blue car near a tree"]
 
 
 @pytest.mark.parametrize("pooling", ["gpo", "mean", "max"])
-@pytest.mark.parametrize(("concepts", "literal"), [(0, False), (4, False), (4, True)])
+@pytest.mark.parametrize(
+    ("concepts", "variant"),
+    [(0, {}), (4, {}), (4, {"literal_concepts": True}), (4, {"whitened_concepts": True, "smoothness": 6.0})],
+)
 @torch.no_grad()
-def test_embeddings_follow_the_equations(pooling: str, concepts: int, literal: bool, features: torch.Tensor) -> None:
-    model: Coder = make_retriever(seed=4, name="coder", pooling=pooling, concepts=concepts, literal_concepts=literal)
+def test_embeddings_follow_the_equations(
+    pooling: str, concepts: int, variant: dict[str, Any], features: torch.Tensor
+) -> None:
+    model: Coder = make_retriever(seed=4, name="coder", pooling=pooling, concepts=concepts, **variant)
+    assert not concepts or model.graph.whitened == model.settings.whitened_concepts
     images, texts = model.embed_images(features), model.embed_texts(CAPTIONS)
     for row in range(len(features)):
         normal = functional.layer_norm(features[row], (IDENTITY.width,), model.normalise.weight, model.normalise.bias)

@@ -12,6 +12,7 @@ from tellapart.retrievers.concept_graph import (
     ConceptQuery,
     concept_adjacency,
     conditional_probabilities,
+    whiten,
 )
 
 
@@ -94,6 +95,43 @@ def test_the_graph_equals_the_naive_loop_in_value_and_gradient(centred: bool) ->
         strict=True,
     ):
         torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+
+
+def test_whitening_equals_the_inverse_root_of_the_covariance_which_has_no_gradient() -> None:
+    torch.manual_seed(2)
+    vectors = (torch.randn(30, 4, dtype=torch.float64) * torch.tensor([5.0, 1.0, 0.2, 0.0])).requires_grad_()
+    centred = vectors - vectors.mean(dim=0)
+    found = whiten(centred.float(), ridge=0.1)
+    covariance = sum((torch.outer(row, row) for row in centred.detach()), torch.zeros(4, 4, dtype=torch.float64)) / 30
+    wanted = covariance + 0.1 * covariance.trace() / 4 * torch.eye(4, dtype=torch.float64)
+    # Denman and Beavers: Y goes to the root of a matrix, Z to its inverse.
+    root, inverse = wanted, torch.eye(4, dtype=torch.float64)
+    for _ in range(40):
+        root, inverse = (root + torch.linalg.inv(inverse)) / 2, (inverse + torch.linalg.inv(root)) / 2
+    torch.testing.assert_close(found.double(), centred @ inverse, atol=1e-4, rtol=1e-4)
+    weights = torch.randn(30, 4, dtype=torch.float64)
+    (one,) = torch.autograd.grad((weights * found.double()).sum(), vectors, retain_graph=True)
+    (other,) = torch.autograd.grad((weights * (centred @ inverse)).sum(), vectors)
+    torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+    assert not whiten(torch.zeros(3, 2)).any(), "vectors without a direction stay zero"
+
+
+def test_whitened_concepts_are_unit_vectors_of_many_directions() -> None:
+    """Concepts that are nearly on a line fill all directions."""
+    torch.manual_seed(3)
+    line = torch.randn(40, 1) * torch.randn(1, 6) + 0.05 * torch.randn(40, 6)
+
+    def directions(whitened: bool) -> float:
+        graph = ConceptGraph(torch.eye(40), width=6, hidden=6, vectors=line, whitened=whitened)
+        for layer in (graph.first, graph.second):
+            torch.nn.init.eye_(layer.weight)
+        found = graph()
+        torch.testing.assert_close(found.norm(dim=1), torch.ones(40))
+        sizes = torch.linalg.svdvals(found.detach()) ** 2
+        return float(sizes.sum() ** 2 / (sizes**2).sum())
+
+    assert directions(False) < 2 < 3 < directions(True)
+    assert not ConceptGraph(torch.eye(4), width=2, centred=False, whitened=True).whitened, "only of centred ones"
 
 
 def test_word_vectors_are_where_training_starts_and_the_adjacency_is_saved() -> None:

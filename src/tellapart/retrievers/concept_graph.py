@@ -68,6 +68,32 @@ def concept_adjacency(
     return scale[:, None] * weighted.T * scale
 
 
+def whiten(vectors: torch.Tensor, ridge: float = 0.1) -> torch.Tensor:
+    """Give all directions of centred vectors about the same size, `[g, width]`.
+
+    ::
+
+        V (Σ + r I)^(−1/2),   Σ = VᵀV / g,   r = ridge · mean eigenvalue of Σ
+
+    The matrix is taken as a constant: it has no gradient.
+
+    Args:
+        vectors: V, with mean 0, `[g, width]`.
+        ridge: against directions that the vectors hardly have.
+
+    Example:
+        >>> vectors = torch.tensor([[10.0, 0.0], [-10.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
+        >>> whiten(vectors, ridge=0.0).abs().amax(dim=0)
+        tensor([1.4142, 1.4142])
+    """
+    with torch.autocast(vectors.device.type, enabled=False):
+        constant = vectors.detach().float()
+        values, directions = torch.linalg.eigh(constant.T @ constant / len(constant))
+        values = values.clamp(min=0)
+        scale = (values + ridge * values.mean() + torch.finfo(values.dtype).tiny).rsqrt()
+        return vectors.float() @ ((directions * scale) @ directions.T)
+
+
 class ConceptGraph(nn.Module):
     """Concept vectors y_1 … y_g: word vectors after two graph convolutions.
 
@@ -78,6 +104,11 @@ class ConceptGraph(nn.Module):
     In the paper Y = L2(C). Then all concepts have a large part in common, and so have all mixtures of them: the loss
     first pushes the mixtures of images and of texts apart as wholes, until each modality has one concept for all.
 
+    Centred concepts can still collapse to a few directions: a mixture of concepts is largest where the concepts are, so
+    the loss finds these first, and training makes them larger. `whitened` gives all directions the same size::
+
+        Y = L2(whiten(C − mean of C over the concepts))
+
     Args:
         adjacency: Â, from `concept_adjacency`, `[g, g]`; a persistent buffer.
         width: F, width of the concept vectors.
@@ -85,6 +116,7 @@ class ConceptGraph(nn.Module):
         vectors: X, initial word vectors of the concepts `[g, word width]`; random by default.
         vector_width: width of random vectors.
         centred: subtract the mean; false: as in the paper.
+        whitened: also give all directions the same size; needs `centred`.
 
     Example:
         >>> ConceptGraph(torch.eye(4), width=8)().shape
@@ -99,6 +131,7 @@ class ConceptGraph(nn.Module):
         vectors: torch.Tensor | None = None,
         vector_width: int = 300,
         centred: bool = True,
+        whitened: bool = False,
     ) -> None:
         super().__init__()
         if vectors is None:
@@ -108,7 +141,7 @@ class ConceptGraph(nn.Module):
                 f"word vectors {list(vectors.shape)} do not match an adjacency of {list(adjacency.shape)}; "
                 "give one vector for each concept"
             )
-        self.centred = centred
+        self.centred, self.whitened = centred, whitened and centred
         self.register_buffer("adjacency", adjacency.detach().clone().float())
         self.adjacency: torch.Tensor
         self.vectors = nn.Parameter(vectors.detach().clone().float())
@@ -121,6 +154,8 @@ class ConceptGraph(nn.Module):
         concepts = self.adjacency @ self.second(hidden)
         if self.centred:
             concepts = concepts - concepts.mean(dim=0, keepdim=True)
+        if self.whitened:
+            concepts = whiten(concepts)
         return functional.normalize(concepts, dim=-1)
 
 

@@ -50,6 +50,11 @@ class BranchSettings(Section):
         description="concepts not centred and queries without bound, as eq. 2 is written",
         json_schema_extra=ADDED,
     )
+    whitened_concepts: bool = Field(
+        False,
+        description="give all directions of the concept vectors the same size, so that they do not collapse to a few",
+        json_schema_extra=ADDED,
+    )
     instance_share: float = Field(0.9, gt=0, le=1, description="β: weight of the instance branch in the similarity")
     dropout: float = Field(0.0, ge=0, lt=1, description="dropout of word vectors and region features")
     drop_regions: float = Field(0.2, ge=0, lt=1, description="share of regions to drop in training")
@@ -99,7 +104,13 @@ class TwoBranches(Retriever):
             # The adjacency is set by `make`, or loaded with the weights.
             better = not settings.literal_concepts
             adjacency, vectors = torch.eye(len(concepts)), self._concept_vectors()
-            self.graph = ConceptGraph(adjacency, settings.width, vectors=vectors, centred=better)
+            self.graph = ConceptGraph(
+                adjacency,
+                settings.width,
+                vectors=vectors,
+                centred=better,
+                whitened=settings.whitened_concepts,
+            )
             self.ask_image = ConceptQuery(settings.width, settings.smoothness, better)
             self.ask_text = ConceptQuery(settings.width, settings.smoothness, better)
 
