@@ -10,6 +10,7 @@ import torch
 
 from tellapart.data.settings import DataSettings
 from tellapart.engine.journal import read_journal
+from tellapart.errors import RecipeError
 from tellapart.recipe_files import BUDGETS, read_recipe, recipes_folder
 from tellapart.run import open_run
 from tellapart.studies.base import find_study
@@ -161,6 +162,16 @@ def test_the_listener_warns_in_training_and_in_the_report(
     shown = measure.page(table1, table1.rows[0].seeds[0].run.data)["warnings"]
     assert any(line.startswith(warning) for line in measure.conclusion(table1))
     assert any(line.startswith(warning) for line in shown)
+
+
+def test_a_listener_of_other_data_is_refused_before_anything_is_trained(
+    table1: Result, studying: Studying, tmp_path: Path
+) -> None:
+    listener = open_run(table1.rows[1].seeds[0].run.folder).recipe.roles["listener"].places[0]
+    other = ("data.scenes.train=11", *TINY[1:])
+    with pytest.raises(RecipeError, match=r"--listener: .* was trained on other data than scenes; make a run of it"):
+        studying(TABLES[0], overrides=other, runs=tmp_path / "runs", out=tmp_path / "study", listener=listener)
+    assert not (tmp_path / "runs").exists()
 
 
 def test_pictures_drawn_by_chance_are_shown_with_all_captions(table1: Result) -> None:

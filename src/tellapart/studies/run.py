@@ -17,7 +17,7 @@ from tellapart.files import write_json
 from tellapart.progress import duration
 from tellapart.recipe import Recipe
 from tellapart.recipe_files import recipes_folder
-from tellapart.run import Run, open_run
+from tellapart.run import Run, open_run, read_state
 from tellapart.studies.base import Arm, Study, cross, find_study
 from tellapart.studies.measure import Measure, measure_of
 from tellapart.studies.page import check_study_folder, write_study
@@ -97,6 +97,8 @@ def run_study(
     _say(f"{name}: {study.title}", f"{len(arms)} arms, {seeds} seed{'s' if seeds > 1 else ''}, budget {budget}")
     _say(*(f"left out: {line}" for line in left_out))
     treatments = trainer.treatments(arms)
+    if listener is not None:
+        _check_listener(listener, trainer.recipe(arms[0], 0, {}, {}, plan=True).data)
     for key, differences in treatments.items():
         _say(f"{key} differs from its control in {describe(differences)}")
     _say(*trainer.plan(arms, seeds, search))
@@ -138,6 +140,17 @@ def _check_used(use: Mapping[str, Path], study: Study, arms: Sequence[Arm], meas
             raise RecipeError(f"--use {key}: {study.name} has no such arm{did_you_mean(key, known)}")
         if (trains := open_run(folder).recipe.trains) != measure.trains:
             raise RecipeError(f"--use {key}: {folder} trained a {trains}, but {study.name} compares {measure.trains}s")
+
+
+def _check_listener(listener: Run | str | Path, data: DataSettings) -> None:
+    """Check before anything is trained that the listener knows the images of the study."""
+    run = listener if isinstance(listener, Run) else open_run(listener)
+    if read_state(run.folder).made_from["data"] != open_dataset(data).digest:
+        raise RecipeError(
+            f"--listener: {run.folder} was trained on other data than {data.source}; make a run of it on these data: "
+            f"tellapart train RECIPE start.from={run.folder} data.source={data.source} training.steps=0 "
+            "training.epochs=null"
+        )
 
 
 def recipe_family(settings: DataSettings) -> str:
