@@ -58,7 +58,6 @@ def page(kept: Kept, name: str) -> str:
     study, columns = find_study(kept["study"]), _columns(kept)
     rows = [*kept["rows"].values(), *([kept["people"]] if "people" in kept else [])]
     seeds = len(next(iter(kept["rows"].values()))["figures"])
-    captioned = kept["images"]["captioned"]
     lines = [
         f"# {study.title} {_about(kept)}",
         "",
@@ -66,8 +65,7 @@ def page(kept: Kept, name: str) -> str:
         "",
         f"```sh\n{kept['command']}\n```",
         "",
-        f"{kept['data']}, split {kept['split']}, {captioned} images, "
-        + (f"each caption ranks the first {ranked}, " if (ranked := kept["images"]["ranked"]) < captioned else "")
+        f"{kept['data']}, split {kept['split']}, {_images(kept['images'])}, "
         + (f"mean ± standard deviation over {seeds} seeds." if seeds > 1 else "one seed."),
         "",
         *table(
@@ -190,6 +188,14 @@ def _captioner(kept: Kept) -> str | None:
     """The captioner whose name all rows begin with, in either case, if there is one."""
     names = [row["label"].partition(", ")[0] for row in kept["rows"].values()]
     return names[0] if len({name.lower() for name in names}) == 1 else None
+
+
+def _images(measured: Kept) -> str:
+    """What a study was measured on: of captioners the images they captioned, of retrievers images and captions."""
+    if "captioned" not in measured:
+        return f"{measured['images']} images and {measured['captions']} captions"
+    captioned, ranked = measured["captioned"], measured["ranked"]
+    return f"{captioned} images" + (f", each caption ranks the first {ranked}" if ranked < captioned else "")
 
 
 def _about(kept: Kept) -> str:
