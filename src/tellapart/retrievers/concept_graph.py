@@ -91,7 +91,8 @@ def whiten(vectors: torch.Tensor, ridge: float = 0.1) -> torch.Tensor:
         values, directions = torch.linalg.eigh(constant.T @ constant / len(constant))
         values = values.clamp(min=0)
         scale = (values + ridge * values.mean() + torch.finfo(values.dtype).tiny).rsqrt()
-        return vectors.float() @ ((directions * scale) @ directions.T)
+        root: torch.Tensor = (directions * scale) @ directions.T
+        return vectors.float() @ root
 
 
 class ConceptGraph(nn.Module):
