@@ -170,6 +170,7 @@ class TwoBranches(Retriever):
     def _pool(self, items: list[torch.Tensor], mask: torch.Tensor, pools: nn.ModuleList) -> list[torch.Tensor]:
         """One vector per row for each branch."""
         if self.settings.pooling == "gpo":
+            # With instances only there are fewer items than pools.
             return [pool(of_branch, mask) for pool, of_branch in zip(pools, items, strict=False)]
         return [(mean_pool if self.settings.pooling == "mean" else max_pool)(one, mask) for one in items]
 

@@ -18,6 +18,15 @@ class Column:
         """What differences are multiplied with: those of shares are in percentage points."""
         return 100 if self.kind in ("percent", "points") else 1
 
+    @property
+    def lower_is_better(self) -> bool:
+        """Of ranks, and of how much the captions of an image repeat each other.
+
+        >>> Column("under_judge_mean_rank", "mean rank").lower_is_better, Column("CIDEr", "CIDEr").lower_is_better
+        (True, False)
+        """
+        return self.figure.endswith("mean_rank") or "mBLEU" in self.figure
+
 
 # Captions.
 CAPTION_SCORES = tuple(

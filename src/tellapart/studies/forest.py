@@ -41,7 +41,7 @@ def forest(result: Result, columns: Sequence[Column]) -> str:
                 if found is None:
                     continue
                 significant = result.significant(key, column.figure)
-                colour = UNKNOWN if not significant else BETTER if found.difference > 0 else WORSE
+                colour = colour_of(column, found.difference) if significant else UNKNOWN
                 low, middle, high = (column.scale * one for one in (found.low, found.difference, found.high))
                 axis.plot([low, high], [place, place], color=colour, linewidth=1.6, solid_capstyle="butt")
                 face = colour if significant else "white"
@@ -60,6 +60,11 @@ def forest(result: Result, columns: Sequence[Column]) -> str:
         for axis in axes.ravel()[len(columns) :]:
             axis.set_visible(False)
         return as_svg(figure)
+
+
+def colour_of(column: Column, difference: float) -> str:
+    """Whether a difference from the control is for the better or for the worse."""
+    return BETTER if (difference < 0) == column.lower_is_better else WORSE
 
 
 def usual_control(result: Result) -> Arm:
