@@ -396,6 +396,8 @@ class EntropyJudge:
         path = self._tables / f"retrieval-entropy-{digest_of(made_from)[:16]}"
         starts = range(0, len(captions), BLOCK)
         with open_blocks(path, made_from, (len(captions),), np.float64, starts) as blocks:
+            if blocks.missing and self.retriever.has_index_vectors:
+                _ = self._image_vectors  # now, so that the rate of what follows does not count it
             for number in list(blocks.missing):
                 self._show("measuring retrieval entropy", blocks.done, len(captions))
                 blocks.keep(number, self.entropies(captions[blocks.rows(number)]))
