@@ -195,7 +195,10 @@ def _images(measured: Kept) -> str:
     if "captioned" not in measured:
         return f"{measured['images']} images and {measured['captions']} captions"
     captioned, ranked = measured["captioned"], measured["ranked"]
-    return f"{captioned} images" + (f", each caption ranks the first {ranked}" if ranked < captioned else "")
+    limits = f", each caption ranks the first {ranked}" if ranked < captioned else ""
+    if "with_many_captions" in measured:
+        limits += f", several captions of the first {measured['with_many_captions']}"
+    return f"{captioned} images{limits}"
 
 
 def _about(kept: Kept) -> str:

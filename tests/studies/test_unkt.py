@@ -12,6 +12,7 @@ import pytest
 
 from support.smoke import check_smoke, run_smoke
 from tellapart.data.settings import DataSettings
+from tellapart.errors import RecipeError
 from tellapart.evaluation.many_captions import DIVERSITY
 from tellapart.files import read_jsonl
 from tellapart.recipe_files import BUDGETS, recipes_folder
@@ -103,6 +104,27 @@ def test_n_captions_of_each_image(table4: Result) -> None:
     compared = table4.differences["transformer-unkt-positive-teacher"]
     assert {"best_5_Div_1", "oracle_20_CIDEr", "CIDEr"} <= set(compared)
     assert {name.removeprefix(MATCHED) for name in compared if name.startswith(MATCHED)} <= set(DIVERSITY)
+
+
+def test_n_captions_of_the_first_images_only(studying: Studying, tmp_path: Path) -> None:
+    result = studying("unkt-table4", diversity_images=3, out=tmp_path)
+    assert result.images == {"captioned": 4, "ranked": 4, "with_many_captions": 3}
+    table, page = ((tmp_path / name).read_text(encoding="utf-8") for name in ("table.md", "study.html"))
+    assert "Several captions of 3 images." in table
+    assert "20 captions of each of 3 pictures" in page
+    key = "transformer-unkt-positive-teacher"
+    one, control = result.row(key).seeds[0], result.rows[0].seeds[0]
+    rows = read_jsonl(one.run.folder / "many-captions" / "test-first-3-20-sample-1.jsonl", "captions")
+    assert {row["id"] for row in rows} == {record.id for record in one.run.data.dataset.split("test")[:3]}
+    for figure in ("best_5_Div_1", "oracle_20_CIDEr"):
+        assert one.statistics[figure].figure == pytest.approx(one.figures[figure], rel=1e-5)
+        difference = result.differences[key][figure]
+        assert difference.difference == pytest.approx(one.figures[figure] - control.figures[figure], abs=1e-5)
+
+
+def test_one_caption_of_each_image_has_no_limit(studying: Studying) -> None:
+    with pytest.raises(RecipeError, match="--diversity-images: cl-table4 measures one caption of each image"):
+        studying("cl-table4", diversity_images=2)
 
 
 def test_curves_are_kept_and_rows_that_cannot_be_compared_are_named(table4: Result) -> None:

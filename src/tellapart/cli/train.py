@@ -165,6 +165,10 @@ def study(
         Path | None,
         typer.Option(help="Run of a retriever with no part in training; by default the recipe 'listener' is trained."),
     ] = None,
+    diversity_images: Annotated[
+        int | None,
+        typer.Option(min=2, help="Only so many images for n captions each (studies of UNKT); by default all."),
+    ] = None,
     use: Annotated[
         list[str] | None,
         typer.Option(help="ARM=RUN: use a finished run instead of training this arm, e.g. adaptive-mle=runs/…"),
@@ -210,6 +214,7 @@ def study(
         factors=factors,
         retrieval_images=retrieval_images,
         listener=listener,
+        diversity_images=diversity_images,
         use=used,
         out=out,
         runs=runs,

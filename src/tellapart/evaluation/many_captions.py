@@ -142,6 +142,11 @@ def decoding_ways(
     return ways
 
 
+def captions_file(split: str, images: int | None, captions: int, way: str) -> str:
+    """Name, without an ending, of the files of n captions of the first images of a split."""
+    return f"{split}{'' if images is None else f'-first-{images}'}-{captions}-{way}"
+
+
 class ManyCaptionsScorer:
     """Measures captioners by n captions per image; what they share is prepared once.
 
@@ -198,8 +203,7 @@ class ManyCaptionsScorer:
         return self._shared[key]
 
     def _way(self, run: Run, shared: _Shared, way: str, decoding: DecodingSettings) -> WayFigures:
-        limited = "" if self.images is None else f"-first-{len(shared.records)}"
-        name = f"{FOLDER}/{self.split}{limited}-{self.captions}-{way}"
+        name = f"{FOLDER}/{captions_file(self.split, self.images, self.captions, way)}"
 
         def make() -> dict[str, Any]:
             rows = run_captions(run, self.split, self.images, decoding, run.folder / f"{name}.jsonl")

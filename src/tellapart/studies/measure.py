@@ -23,21 +23,30 @@ class Measure(ABC):
         study: what is measured.
         retrieval_images: rank only the first N images.
         listener: run of a retriever that no arm was trained with; it also ranks the images for every caption.
+        diversity_images: write n captions for only the first N images (studies of UNKT).
 
     Attributes:
         trains: what the arms are, `captioner` or `retriever`.
         compared: headline figures: the first table, and what every row is compared with its control by.
         template: template of the page.
+        many_captions: it measures n captions of each image.
     """
 
     trains: ClassVar[str]
     compared: ClassVar[tuple[Column, ...]]
     template: ClassVar[str]
+    many_captions: ClassVar[bool] = False
 
     def __init__(
-        self, study: Study, retrieval_images: int | None = None, listener: Run | str | Path | None = None
+        self,
+        study: Study,
+        *,
+        retrieval_images: int | None = None,
+        listener: Run | str | Path | None = None,
+        diversity_images: int | None = None,
     ) -> None:
         self.study, self.retrieval_images, self.listener = study, retrieval_images, listener
+        self.diversity_images = diversity_images
 
     @abstractmethod
     def measure(self, arm: Arm, arms: Sequence[Arm], runs: Mapping[str, Run]) -> SeedResult:
@@ -90,13 +99,13 @@ class Measure(ABC):
         """Values for the template, besides the tables of all studies."""
 
 
-def measure_of(study: Study, retrieval_images: int | None = None, listener: Run | str | Path | None = None) -> Measure:
-    """The `Measure` of a study.
+def measure_of(study: Study, **options: Any) -> Measure:
+    """The `Measure` of a study, with its options.
 
     >>> from tellapart.studies.base import find_study
     >>> measure_of(find_study("coder-table1")).trains
     'retriever'
     """
     module, _, name = study.measure.partition(":")
-    measure: Measure = getattr(import_module(module), name)(study, retrieval_images, listener)
+    measure: Measure = getattr(import_module(module), name)(study, **options)
     return measure

@@ -50,10 +50,8 @@ class CaptionMeasure(Measure):
     shown_by: ClassVar[str] = "rank"  # whose rank decides which captions the page shows
     shows_losses: ClassVar[bool] = False  # it also shows captions whose rank got worse
 
-    def __init__(
-        self, study: Study, retrieval_images: int | None = None, listener: Run | str | Path | None = None
-    ) -> None:
-        super().__init__(study, retrieval_images, listener)
+    def __init__(self, study: Study, **options: Any) -> None:
+        super().__init__(study, **options)
         self._scorers: dict[str, CaptionScorer] = {}
 
     def measure(self, arm: Arm, arms: Sequence[Arm], runs: Mapping[str, Run]) -> SeedResult:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -50,10 +49,8 @@ class SpecificityMeasure(CaptionMeasure):
     shown_by = "rank_under_judge"
     shows_losses = True
 
-    def __init__(
-        self, study: Study, retrieval_images: int | None = None, listener: Run | str | Path | None = None
-    ) -> None:
-        super().__init__(study, retrieval_images, listener)
+    def __init__(self, study: Study, **options: Any) -> None:
+        super().__init__(study, **options)
         self._teachers: dict[str, Run] = {}
 
     def measure(self, arm: Arm, arms: Sequence[Arm], runs: Mapping[str, Run]) -> SeedResult:

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from tellapart.data.prepare import Prepared
+from tellapart.evaluation.caption_scorer import mean_of_measured
 from tellapart.evaluation.many_captions import (
     BEST,
     CAPTIONS,
@@ -17,6 +18,7 @@ from tellapart.evaluation.many_captions import (
     METRICS,
     ManyCaptions,
     ManyCaptionsScorer,
+    captions_file,
     decoding_ways,
     matched_differences,
     shared_quality,
@@ -24,7 +26,7 @@ from tellapart.evaluation.many_captions import (
 from tellapart.evaluation.run_captions import run_captions
 from tellapart.files import Stored
 from tellapart.metrics import PairedDifference, tokenize
-from tellapart.metrics.bootstrap import mean_statistic
+from tellapart.metrics.bootstrap import CorpusStatistic
 from tellapart.metrics.diversity import oracle_scores
 from tellapart.pages.base import as_svg, plotting
 from tellapart.pages.diversity import draw_curves
@@ -63,13 +65,12 @@ class UnktMeasure(CaptionMeasure):
         *CAPTION_HEADLINES,
     )
     template = "study-unkt.html"
+    many_captions = True
     counts: ClassVar[tuple[int, ...]] = (CAPTIONS,)  # n of the oracles
 
-    def __init__(
-        self, study: Study, retrieval_images: int | None = None, listener: Run | str | Path | None = None
-    ) -> None:
-        super().__init__(study, retrieval_images, listener)
-        self._many_scorer = ManyCaptionsScorer(study.split)
+    def __init__(self, study: Study, **options: Any) -> None:
+        super().__init__(study, **options)
+        self._many_scorer = ManyCaptionsScorer(study.split, self.diversity_images)
         self._measured: dict[str, ManyCaptions] = {}
 
     def measure(self, arm: Arm, arms: Sequence[Arm], runs: Mapping[str, Run]) -> SeedResult:
@@ -83,7 +84,8 @@ class UnktMeasure(CaptionMeasure):
             **{name: float(values.mean()) for name, values in best.items()},
         }
         per_image = {**{_BEST + name: sampled.per_image[_BEST + name] for name in DIVERSITY}, ORACLE: best[ORACLE]}
-        more = {name: mean_statistic(values) for name, values in per_image.items()}
+        images = len(run.data.dataset.split(self.study.split))
+        more = {name: _among(images, values) for name, values in per_image.items()}
         return replace(measured, figures=figures, statistics={**measured.statistics, **more})
 
     def _many(self, run: Run) -> ManyCaptions:
@@ -95,20 +97,21 @@ class UnktMeasure(CaptionMeasure):
 
     def _oracles(self, run: Run) -> dict[str, np.ndarray]:
         """The best of the first n samples of each image by each metric: `oracle_N_METRIC` -> `[images]`."""
-        most, split = max(self.counts), self.study.split
+        most, split, limit = max(self.counts), self.study.split, self.diversity_images
         decoding = decoding_ways(run.recipe.decoding, most, [1.0])[WAY]
-        records = run.data.dataset.split(split)
+        records = run.data.dataset.split(split)[:limit]
+        name = f"{FOLDER}/{captions_file(split, limit, most, WAY)}"
 
         def make() -> dict[str, Any]:
-            rows = run_captions(run, split, None, decoding, run.folder / FOLDER / f"{split}-{most}-{WAY}.jsonl")
+            rows = run_captions(run, split, limit, decoding, run.folder / f"{name}.jsonl")
             captions = [tokenize(row["captions"]) for row in rows]
             references = [tokenize(list(record.captions)) for record in records]
             line = ProgressLine("finding the best captions", " captions")
             found = oracle_scores(captions, references, self.counts, METRICS, line.update)
             return {"best": {n: {name: v.round(6).tolist() for name, v in of.items()} for n, of in found.items()}}
 
-        name = f"{FOLDER}/{split}-{most}-oracle.json"
-        found = run.derived(name, [decoding.model_dump(mode="json"), list(self.counts), METRICS], make, OracleFile)
+        made_from = [[record.id for record in records], decoding.model_dump(mode="json"), list(self.counts), METRICS]
+        found = run.derived(f"{name}-oracle.json", made_from, make, OracleFile)
         return {f"oracle_{n}_{name}": np.array(v) for n, of in found.best.items() for name, v in of.items()}
 
     def differences(self, control: ArmResult, row: ArmResult, prepared: Prepared) -> dict[str, PairedDifference]:
@@ -118,8 +121,20 @@ class UnktMeasure(CaptionMeasure):
         controls, arms = ([self._many(one.run) for one in of.seeds] for of in (control, row))
         if any(shared_quality(*pair) is None for pair in zip(controls, arms, strict=True)):
             return found
+        if controls[0].families.max() == 0:  # a bootstrap needs two families
+            return found
         matched = matched_differences(controls, arms, figures=list(DIVERSITY))
         return {**found, **{MATCHED + name: difference for name, difference in matched.items()}}
+
+    def images(self, rows: Sequence[ArmResult], prepared: Prepared) -> dict[str, int]:
+        found = super().images(rows, prepared)
+        if self.diversity_images is None:
+            return found
+        return {**found, "with_many_captions": min(self.diversity_images, found["captioned"])}
+
+    def introduction(self, result: Result) -> str:
+        limited = result.images.get("with_many_captions")
+        return super().introduction(result) + ("" if limited is None else f" Several captions of {limited} images.")
 
     def finish(self, rows: Sequence[ArmResult], folder: Path) -> dict[str, Any]:
         """Also the curves: arm -> for each seed, figure -> points (temperature, quality, diversity)."""
@@ -154,6 +169,11 @@ class ManySamplesMeasure(UnktMeasure):
     """As `UnktMeasure`, with oracles of up to 100 captions per image (Table 1 and Figure 2)."""
 
     counts = (1, 5, 10, 20, 50, 100)
+
+
+def _among(images: int, values: np.ndarray) -> CorpusStatistic:
+    """The mean over the first images, those with n captions, as a statistic of all."""
+    return mean_of_measured(np.append(values, np.full(images - len(values), np.nan)))
 
 
 def _growth(result: Result, counts: Sequence[int]) -> str:

@@ -39,6 +39,7 @@ def run_study(
     factors: Mapping[str, Sequence[str]] | None = None,
     retrieval_images: int | None = None,
     listener: Run | str | Path | None = None,
+    diversity_images: int | None = None,
     use: Mapping[str, Path] | None = None,
     out: Path | None = None,
     runs: Path = Path("runs"),
@@ -62,6 +63,7 @@ def run_study(
         listener: run of a retriever with no part in training or selection, which also ranks the images for captions
             (studies of captioners only). By default the recipe `listener` for the data is trained, if its encoder is
             installed.
+        diversity_images: write n captions for only the first N images (studies of UNKT only).
         use: arm key -> finished run to use instead of training (first seed).
         out: folder for `study.json`, `table.md` and `study.html`; by default `studies/NAME-DATA-CAPTIONER-BUDGET`,
             for retrievers `studies/NAME-DATA-BUDGET`.
@@ -75,7 +77,9 @@ def run_study(
         0.65
     """
     study, use = find_study(name), use or {}
-    measure = measure_of(study, retrieval_images, listener)
+    measure = measure_of(study, retrieval_images=retrieval_images, listener=listener, diversity_images=diversity_images)
+    if diversity_images is not None and not measure.many_captions:
+        raise RecipeError(f"--diversity-images: {name} measures one caption of each image; remove the option")
     if measure.trains != "captioner":
         options = {"--captioner": captioner, "--retrieval-images": retrieval_images, "--listener": listener}
         for option, value in options.items():
