@@ -176,6 +176,8 @@ def test_errors(studying: Studying) -> None:
         studying("cl-table9")
     with pytest.raises(RecipeError, match="--use adaptive-mla: cl-table4 has no such arm; did you mean 'adaptive-mle'"):
         studying("cl-table4", use={"adaptive-mla": Path("x")})
+    with pytest.raises(RecipeError, match="--set adaptive-mla: cl-table4 has no such arm; did you mean 'adaptive-mle'"):
+        studying("cl-table4", overrides=["adaptive-mla:training.steps=1"])
     with pytest.raises(RecipeError, match="there is no captioner 'adaptiv' to study; did you mean 'adaptive'"):
         studying("cl-table4", captioner="adaptiv")
 

@@ -52,6 +52,24 @@ def test_arms_differ_from_their_control_in_the_treatment_only(name: str, budget:
                     assert treated != bool(difference.why)
 
 
+def test_a_change_to_one_arm_reaches_it_only_and_must_not_be_a_confound() -> None:
+    study = find_study("cl-table4")
+    arms = study.arms("adaptive")
+    changes = (
+        "training.learning_rate=0.5",
+        "adaptive-mle:training.epochs=3",
+        "adaptive-mle:training.learning_rate=0.25",
+    )
+    changed = trainer(study, "flickr8k", "laptop", *changes)
+    changed.treatments(arms)
+    recipes = {arm.key: changed.recipe(arm, 0, {}, {}, plan=True).training for arm in arms}
+    assert (recipes["adaptive-mle"].epochs, recipes["adaptive-mle"].learning_rate) == (3, 0.25)
+    others = [recipe for key, recipe in recipes.items() if key != "adaptive-mle"]
+    assert all((other.epochs, other.learning_rate) == (None, 0.5) for other in others)
+    with pytest.raises(RecipeError, match="must differ in objective"):
+        trainer(study, "flickr8k", "laptop", "adaptive-cl:training.steps=7").treatments(arms)
+
+
 @pytest.mark.parametrize(
     "confound",
     [

@@ -174,7 +174,8 @@ def study(
         typer.Option(help="ARM=RUN: use a finished run instead of training this arm, e.g. adaptive-mle=runs/…"),
     ] = None,
     set_: Annotated[
-        list[str] | None, typer.Option("--set", help="Change every recipe, e.g. training.steps=100.")
+        list[str] | None,
+        typer.Option("--set", help="Change every recipe, e.g. training.steps=100, or one: ARM:KEY=VALUE."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the table and the page.")] = None,
     runs: RunsOption = Path("runs"),

@@ -69,7 +69,8 @@ def run_study(
             for retrievers `studies/NAME-DATA-BUDGET`.
         runs: folder for run folders.
         prepared: folder for rendered scenes and features.
-        overrides: changes to every recipe, such as `training.steps=100`.
+        overrides: changes to every recipe, such as `training.steps=100`, or to that of one arm, such as
+            `adaptive-mle:training.steps=100`.
 
     Example:
         >>> result = run_study("cl-table4", "scenes", budget="smoke")     # doctest: +SKIP
@@ -88,6 +89,8 @@ def run_study(
     captioner = captioner or study.captioner
     arms = cross(study.arms(captioner), factors) if factors else study.arms(captioner)
     _check_used(use, study, arms, measure)
+    for key in filter(None, map(arm_of, overrides)):
+        _check_known("--set", key, study, arms)
     arms, left_out = trainable(arms, use)
     settings = DataSettings(source=data, prepared=str(prepared))
     recipes = recipes_folder() / recipe_family(settings)
@@ -138,12 +141,26 @@ def run_study(
 
 def _check_used(use: Mapping[str, Path], study: Study, arms: Sequence[Arm], measure: Measure) -> None:
     """Check the runs of `--use` before anything is trained."""
-    known = [arm.key for arm in arms]
     for key, folder in use.items():
-        if key not in known:
-            raise RecipeError(f"--use {key}: {study.name} has no such arm{did_you_mean(key, known)}")
+        _check_known("--use", key, study, arms)
         if (trains := open_run(folder).recipe.trains) != measure.trains:
             raise RecipeError(f"--use {key}: {folder} trained a {trains}, but {study.name} compares {measure.trains}s")
+
+
+def _check_known(option: str, key: str, study: Study, arms: Sequence[Arm]) -> None:
+    known = [arm.key for arm in arms]
+    if key not in known:
+        raise RecipeError(f"{option} {key}: {study.name} has no such arm{did_you_mean(key, known)}")
+
+
+def arm_of(override: str) -> str | None:
+    """The arm that `ARM:KEY=VALUE` changes; `None` if it changes all.
+
+    >>> arm_of("adaptive-mle:training.steps=100"), arm_of("training.steps=100")
+    ('adaptive-mle', None)
+    """
+    arm, colon, _ = override.partition("=")[0].partition(":")
+    return arm if colon else None
 
 
 def _check_listener(listener: Run | str | Path, data: DataSettings) -> None:
@@ -201,7 +218,7 @@ class ArmTrainer:
         budget: `smoke`, `laptop` or `paper`.
         runs: folder for run folders.
         use: arm key -> finished run to use (first seed).
-        overrides: changes to every recipe.
+        overrides: changes to every recipe, or `ARM:KEY=VALUE`.
         listener: run or model folder of the independent retriever. Arms that rank validation images for their captions
             log its ranks too, to warn of captions that please only the retriever that teaches.
     """
@@ -226,7 +243,7 @@ class ArmTrainer:
                 "this study does not support this captioner or this data"
             )
         data = [f"data.source={self.data.source}", f"data.prepared={self.data.prepared}"]
-        overrides = [*self.overrides, *arm.changes, f"seed={seed}"]
+        overrides = [*self._given(arm), *arm.changes, f"seed={seed}"]
         if arm.start is None:
             overrides += data
         for section, key in {"start": arm.start, **{f"roles.{role}": key for role, key in arm.roles.items()}}.items():
@@ -248,6 +265,12 @@ class ArmTrainer:
         if self.listener is not None and recipe.training.validate_specificity:
             recipe = Recipe.load(path, [*overrides, f"roles.listener.from={self.listener}"], self.budget)
         return recipe.model_copy(update={"name": f"{self.recipes.name}-{arm.key}"})
+
+    def _given(self, arm: Arm) -> list[str]:
+        """The changes to every recipe, then those to this arm's alone."""
+        given = [(arm_of(override), override) for override in self.overrides]
+        own = [override.removeprefix(f"{arm.key}:") for key, override in given if key == arm.key]
+        return [*(override for key, override in given if key is None), *own]
 
     def recipe_path(self, name: str) -> Path:
         """The file of an arm's recipe; at the budget `paper` the paper's own, except on the embedded scenes."""
