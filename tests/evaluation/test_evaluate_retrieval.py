@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +198,19 @@ def test_results_are_measured_again_when_pictures_change(ranking: Run, tmp_path:
     assert measure(pictures) == first
     pictures["content"][0] += 1
     assert all(now != before for now, before in zip(measure(pictures), first, strict=True))
+
+
+def test_images_without_captions_are_left_out(ranking: Run, tmp_path: Path) -> None:
+    run = Run(Path(shutil.copytree(ranking.folder, tmp_path / "run")), ranking.recipe)
+    data = ranking.data
+    first = data.dataset.split("test")[0]
+    records = [replace(one, captions=()) if one.id == first.id else one for one in data.dataset.records]
+    dataset = replace(data.dataset, records=tuple(records))
+    store = FeatureStore(data.store._features, data.store.encoder, dataset.digest, pictures=data.store.pictures)
+    vars(run)["data"] = Prepared(dataset, store, data.folder)
+    measured = evaluate_retrieval(run)
+    assert [row["id"] for row in measured.images] == [one.id for one in data.dataset.split("test") if one != first]
+    assert first.id not in {row["id"] for row in measured.captions}
 
 
 def test_another_split_into_another_folder(ranking: Run, tmp_path: Path) -> None:

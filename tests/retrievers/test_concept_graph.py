@@ -7,6 +7,7 @@ import math
 import pytest
 import torch
 
+from tellapart.retrievers import concept_graph
 from tellapart.retrievers.concept_graph import (
     ConceptGraph,
     ConceptQuery,
@@ -132,6 +133,29 @@ def test_whitened_concepts_are_unit_vectors_of_many_directions() -> None:
 
     assert directions(False) < 2 < 3 < directions(True)
     assert not ConceptGraph(torch.eye(4), width=2, centred=False, whitened=True).whitened, "only of centred ones"
+
+
+def test_concepts_are_computed_once_in_evaluation_and_again_when_a_weight_changes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = []
+    monkeypatch.setattr(concept_graph, "whiten", lambda vectors: calls.append(1) or whiten(vectors))
+    graph = ConceptGraph(torch.eye(5), width=4, hidden=6, whitened=True).eval()
+    with torch.no_grad():
+        first = graph()
+        assert torch.equal(graph(), first)
+    assert len(calls) == 1
+    state = {name: weight + 1 for name, weight in graph.state_dict().items()}
+    graph.second.weight.data[0, 0] += 1  # does not change its version
+    with torch.no_grad():
+        assert not torch.equal(graph(), first)
+        graph.load_state_dict(state)
+        loaded = graph()
+    graph.train()
+    torch.testing.assert_close(graph(), loaded)
+    graph().sum().backward()
+    assert graph.vectors.grad is not None
+    assert len(calls) == 5
 
 
 def test_word_vectors_are_where_training_starts_and_the_adjacency_is_saved() -> None:

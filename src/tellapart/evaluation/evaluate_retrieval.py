@@ -142,7 +142,7 @@ def evaluate_retrieval(
         made_from.append(exact)
     path = _path(folder, split)
     found = find_or_make(path, made_from, make, RetrievalFile)
-    records = run.data.dataset.split(split)
+    records = [record for record in run.data.dataset.split(split) if record.captions]  # others are not ranked
     images = _read_rows(_path(folder, split, "_images"), [(record.id, None) for record in records], path)
     captions = [(record.id, caption) for record in records for caption in record.captions]
     texts = _read_rows(_path(folder, split, "_captions"), captions, path)
