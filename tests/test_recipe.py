@@ -112,6 +112,35 @@ def test_the_shipped_captioner_has_a_recipe() -> None:
     assert Recipe.load("coco/adaptive-mle.yaml", changes).digest == recipe.digest
 
 
+def test_the_shipped_retriever_has_a_recipe() -> None:
+    """It is the recipe on the card, but for its start, which the card names by its run."""
+    card = (shipped_model("retriever") / "README.md").read_text(encoding="utf-8")
+    content = yaml.safe_load(card.split("```yaml\n")[1].split("```")[0])
+    recipe = Recipe.load("coco/info-nce-dinov2.yaml")
+    content["start"] = recipe.start.model_dump(by_alias=True, mode="json") if recipe.start else None
+    assert Recipe.model_validate(content).digest == recipe.digest
+    start = Recipe.load("coco/dcl-dinov2.yaml")
+    changes = ["data.encoder=dinov2-small", "data.store=int8", "training.precision=bf16", "retriever.width=512"]
+    changes += ["retriever.drop_regions=0.5", "training.learning_rate=2e-3", "training.steps=4000"]
+    assert Recipe.load("coco/dcl.yaml", changes).digest == start.digest
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("coco/info-nce.yaml", {"objective.instance_weight": 1}),
+        ("coco/info-nce-dinov2.yaml", {"objective.instance_weight": 1}),
+        ("coco/listener.yaml", {"objective.instance_weight": 1}),
+        ("flickr8k/info-nce.yaml", {"objective.instance_weight": 1}),
+        ("coco/adaptive-self-critical.yaml", {"training.learning_rate": 5e-5, "training.epochs": 40}),
+        ("coco/adaptive-self-critical-margin.yaml", {"training.learning_rate": 5e-5, "training.epochs": 40}),
+    ],
+)
+def test_paper_budgets_that_are_not_those_of_the_recipe_extended(name: str, expected: dict[str, float]) -> None:
+    content = Recipe.load(name, budget="paper").model_dump(mode="json")
+    assert {key: content[key.split(".")[0]][key.split(".")[1]] for key in expected} == expected
+
+
 def test_shipped_names_are_unique() -> None:
     names = [Recipe.load(path).name for path in SHIPPED]
     assert len(set(names)) == len(names)
