@@ -29,7 +29,7 @@ import torch
 from numpy.typing import NDArray
 
 from tellapart.evaluation import retrieval_entropy
-from tellapart.evaluation.retrieval_entropy import CAPTIONS, IMAGES, TEMPERATURE, vector_entropies
+from tellapart.evaluation.entropy_sums import CAPTIONS, IMAGES, TEMPERATURE, vector_entropies
 
 ALL_IMAGES, ALL_CAPTIONS, WIDTH = 109_000, 548_000, 512
 CHECKED = 16

@@ -16,16 +16,16 @@ from tellapart import cli
 from tellapart.data.halves import half_of
 from tellapart.data.settings import DataSettings
 from tellapart.errors import DataError, RunError
+from tellapart.evaluation import entropy_sums
 from tellapart.evaluation import retrieval_entropy as module
+from tellapart.evaluation.entropy_sums import EntropySums, vector_entropies
 from tellapart.evaluation.generic_captions import describe_judges, describe_truth
 from tellapart.evaluation.retrieval_entropy import (
     EntropyJudge,
-    EntropySums,
     RetrievalEntropy,
     caption_entropies,
     percentiles_among,
     retrieval_entropy,
-    vector_entropies,
 )
 from tellapart.evaluation.true_listener import open_true_listener
 from tellapart.files import read_jsonl
@@ -57,8 +57,8 @@ def naive(images: NDArray[np.float32], captions: NDArray[np.float32], temperatur
 def test_it_is_that_of_the_whole_matrix(
     temperature: float, rows: int, columns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "CAPTIONS", rows)
-    monkeypatch.setattr(module, "IMAGES", columns)
+    monkeypatch.setattr(entropy_sums, "CAPTIONS", rows)
+    monkeypatch.setattr(entropy_sums, "IMAGES", columns)
     images, captions = vectors(53, 24, 0), vectors(17, 24, 1)
     # A float32 score is wrong by about 1e-6 / τ, and so is H.
     np.testing.assert_allclose(
