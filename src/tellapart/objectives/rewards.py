@@ -211,6 +211,9 @@ class Reward(ABC):
     def prepare(self, training: BatchSource) -> None:  # noqa: B027  # most rewards need nothing
         """Called before each training step, also where a process's share of the batch is empty."""
 
+    def find(self, source: BatchSource) -> None:  # noqa: B027  # as above
+        """Called before training with each split, for long work whose results the split keeps (`BatchSource.once`)."""
+
     @abstractmethod
     def __call__(self, samples: Samples) -> torch.Tensor:
         """The reward of each caption, `[images, n]`; higher is better."""
@@ -229,6 +232,9 @@ class CiderReward(Reward):
 
     def prepare(self, training: BatchSource) -> None:
         self.tables.learn(training)
+
+    def find(self, source: BatchSource) -> None:
+        self.tables.references(source)
 
     def __call__(self, samples: Samples) -> torch.Tensor:
         images = samples.batch.image_numbers().cpu().numpy()
@@ -252,17 +258,20 @@ class CiderBetweenReward(Reward):
     def prepare(self, training: BatchSource) -> None:
         self.tables.learn(training)
 
+    def find(self, source: BatchSource) -> None:
+        self.tables.references(source)
+        self._similar(source)
+
     def __call__(self, samples: Samples) -> torch.Tensor:
-        source = source_of(samples)
-        similar = source.once(("similar_images", self.settings.neighbours), lambda: self._similar(source))
-        images = similar[samples.batch.image_numbers().cpu().numpy()]
+        images = self._similar(source_of(samples))[samples.batch.image_numbers().cpu().numpy()]
         return -self.tables.scores(samples, images).mean(dim=2)
 
     def _similar(self, source: BatchSource) -> np.ndarray:
         count = min(self.settings.neighbours, len(source.records) - 1)
         if count < 1:
             raise DataError("the reward cider_between needs similar images, but a split has one image; add images")
-        return nearest_in_store(source.store, source.rows, count)
+        key = ("similar_images", self.settings.neighbours)
+        return source.once(key, lambda: nearest_in_store(source.store, source.rows, count))
 
 
 class SimilarityReward(Reward):
