@@ -9,9 +9,11 @@ import pytest
 
 from support.workers import assert_equal_runs
 from tellapart import assembling
-from tellapart.engine.loop import Interrupted
+from tellapart.data import batches
+from tellapart.engine.loop import Interrupted, Trainer
 from tellapart.errors import DataError
 from tellapart.objectives import reference_scores as module
+from tellapart.objectives import rewards
 from tellapart.recipe import Recipe, Upstream
 from tellapart.run import open_run
 from tellapart.training import run_recipe
@@ -65,6 +67,43 @@ def test_ctrl_c_while_scoring_loses_at_most_a_block(tmp_path: Path, monkeypatch:
     again = run_recipe(chosen, tmp_path / "runs")
     assert len(scored) - 2 == 2 + 1, "two of the three blocks of the training split, and the validation split"
     assert_equal_runs(straight.folder, again.folder)
+
+
+@pytest.mark.parametrize("name", ["adaptive-il", "adaptive-self-critical"])
+def test_similar_images_are_found_before_the_first_step(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There Ctrl-C stops at once; in a step it waits for the end of the step."""
+    chosen = recipe(name, tmp_path)
+    if name == "adaptive-self-critical":
+        settings = {**chosen.objective, "reward": {"cider": 1.0, "cider_between": 0.5}}
+        chosen = chosen.model_copy(update={"objective": settings})
+    modules = (batches, rewards)
+    find, found = batches.nearest_in_store, []
+
+    def stop(*given: Any) -> Any:
+        raise KeyboardInterrupt
+
+    def count(*given: Any) -> Any:
+        found.append(given[1:])
+        return find(*given)
+
+    for module_of in modules:
+        monkeypatch.setattr(module_of, "nearest_in_store", stop)
+    with pytest.raises(Interrupted, match="stopped before the first step"):
+        run_recipe(chosen, tmp_path / "runs")
+    for module_of in modules:
+        monkeypatch.setattr(module_of, "nearest_in_store", count)
+    train = Trainer.run
+
+    def run(trainer: Trainer, label: str) -> None:
+        if name.removeprefix("adaptive-") in label:  # not that of the model it starts from
+            assert len(found) == 2, "of the training and the validation split"
+        train(trainer, label)
+
+    monkeypatch.setattr(Trainer, "run", run)
+    run_recipe(chosen, tmp_path / "runs")
+    assert len(found) == 2, "not again"
 
 
 def test_a_reference_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

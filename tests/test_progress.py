@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from tellapart import progress
-from tellapart.progress import ProgressLine, close_bars, duration, show_progress, show_slow
+from tellapart.progress import ProgressLine, close_bars, duration, show_long, show_progress, show_slow
 
 HIDE, SHOW = "\x1b[?25l", "\x1b[?25h"
 
@@ -149,6 +149,18 @@ def test_a_long_line_is_cut(clock: Callable[[float], None], terminal: io.StringI
 
 def test_duration() -> None:
     assert [duration(seconds) for seconds in (0.4, 95, 3720)] == ["0 s", "1 min 35 s", "1 h 2 min"]
+
+
+def test_work_that_is_done_again_and_again_is_shown_if_it_is_long(
+    clock: Callable[[float], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    show = show_long()
+    for seconds in (1.0, 8.0, 1.0):
+        for done in range(4):
+            show("clustering", done, 3)
+            clock(seconds)
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(" · ")[0] for line in lines] == ["clustering 2/3 (66 %)", "clustering 3/3 (100 %)"]
 
 
 def test_slow_work_in_one_piece_is_shown_when_it_is_done(clock: Callable[[float], None]) -> None:

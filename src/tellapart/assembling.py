@@ -53,6 +53,7 @@ def load_and_assemble(
     fabric: Fabric,
     own_scores: Callable[[], Path],
     on_progress: OnProgress | None,
+    checkpoint: Path | None = None,
 ) -> tuple[Objective, dict[str, BatchSource], dict[str, Judging]]:
     """The objective with its models, the batches of both splits, and the retrievers that judge captions in validation.
 
@@ -66,9 +67,10 @@ def load_and_assemble(
         own_scores: begins the run and gives its own folder for scores, in all processes; called before long work whose
             results cannot be kept beside the model that gave them.
         on_progress: called with the name of the work, the number done and the total.
+        checkpoint: the one that the training continues from: the target is loaded from it, and not made.
     """
     torch.manual_seed(recipe.seed)
-    target = _target(recipe, prepared, upstreams, on_progress)
+    target = _target(recipe, prepared, upstreams, on_progress, checkpoint)
     frozen = {
         role: role_model(upstreams[role], kind) for role, kind in recipe.needed_roles().items() if role != ENTROPY
     }
@@ -98,11 +100,22 @@ def load_and_assemble(
     return objective, sources, judges
 
 
-def _target(recipe: Recipe, prepared: Prepared, upstreams: Upstreams, on_progress: OnProgress | None) -> Model:
-    """The model to train: the one it starts from, or a new one; with what its card says about this training."""
+def _target(
+    recipe: Recipe,
+    prepared: Prepared,
+    upstreams: Upstreams,
+    on_progress: OnProgress | None,
+    checkpoint: Path | None = None,
+) -> Model:
+    """The model to train: of the checkpoint, the one it starts from, or a new one; with what its card says about this.
+
+    A new one has to read all training captions. The random numbers drawn for it are not needed after a checkpoint: that
+    has all that outlives a step, and each step has a seed of its own.
+    """
     model_class, settings = recipe.component(recipe.trains)
-    if "start" in upstreams:
-        target: Model = load_model(upstreams["start"][0], recipe.trains, settings.model_dump())
+    saved = upstreams["start"][0] if checkpoint is None and "start" in upstreams else checkpoint
+    if saved is not None:
+        target: Model = load_model(saved, recipe.trains, settings.model_dump())
     else:
         captions = [caption for record in prepared.dataset.split("train") for caption in record.captions]
         with enough_memory(recipe.trains, settings):

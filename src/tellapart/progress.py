@@ -103,6 +103,23 @@ def show_progress() -> OnProgress:
     return show
 
 
+def show_long() -> OnProgress:
+    """As `show_progress`, for work that is done again and again: what is done before its first line shows nothing.
+
+    Call it with 0 when a piece of work begins.
+    """
+    lines: dict[str, ProgressLine] = {}
+
+    def show(what: str, done: int, of: int) -> None:
+        line = lines.setdefault(what, ProgressLine(what))
+        if done < of or line.shown:
+            line.update(done, of)
+        if done >= of:
+            del lines[what]
+
+    return show
+
+
 def show_slow(on_progress: OnProgress | None, what: str, work: Callable[[], T], count: Callable[[T], int]) -> T:
     """Do work in one piece, and show it when it is done, if it took longer than `SLOW`.
 

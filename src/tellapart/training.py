@@ -28,10 +28,11 @@ from tellapart.data.batches import BatchSource
 from tellapart.data.prepare import Prepared, prepare
 from tellapart.data.settings import OWN, DataSettings
 from tellapart.data.unlabelled import has_training_split
+from tellapart.engine.checkpoint import checkpoint_path, has_checkpoint
 from tellapart.engine.loop import Interrupted, Trainer
 from tellapart.engine.processes import first_then_others, on_first, open_fabric
 from tellapart.errors import RecipeError, RunError
-from tellapart.evaluation.specificity_guard import SpecificityGuard
+from tellapart.evaluation.specificity_guard import START, SpecificityGuard
 from tellapart.files import (
     check_folder,
     digest_of,
@@ -168,7 +169,13 @@ def run_recipe(
             on_first(fabric, begin)
             return folder / SCORES
 
-        objective, sources, judges = load_and_assemble(recipe, prepared, upstreams, fabric, own_scores, shown)
+        last: Path | None = None
+        if on_first(fabric, lambda: _continues(recipe, upstreams, folder)):
+            fabric.barrier()  # as above
+            if not on_first(fabric, begin):  # it is locked: no other process replaces the checkpoint while it is read
+                return Run(folder, recipe)
+            last = on_first(fabric, lambda: checkpoint_path(folder, "last"))
+        objective, sources, judges = load_and_assemble(recipe, prepared, upstreams, fabric, own_scores, shown, last)
         guard = specificity_guard(recipe, prepared, objective, sources["val"], judges, upstreams, folder)
         fabric.barrier()  # as above
         if not on_first(fabric, begin):
@@ -190,6 +197,16 @@ def run_recipe(
         finished = {**state, "finished": True, "seconds_of_last_session": seconds}
         on_first(fabric, lambda: write_json(state_path, finished))
     return Run(folder, recipe)
+
+
+def _continues(recipe: Recipe, upstreams: Upstreams, folder: Path) -> bool:
+    """Whether the target is loaded from the last checkpoint, instead of made as before the first step.
+
+    The one that it starts from is loaded as quickly. Figures of the start that are missing are measured with the
+    weights of the start.
+    """
+    needs_start = bool(recipe.training.validate_specificity) and not (folder / START).exists()
+    return "start" not in upstreams and not needs_start and has_checkpoint(folder)
 
 
 def _before_training(

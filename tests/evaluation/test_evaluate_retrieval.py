@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from tellapart.cli import measure as commands
 from tellapart.data.features import FeatureStore
@@ -20,6 +23,7 @@ from tellapart.data.prepare import Prepared
 from tellapart.engine import loop
 from tellapart.errors import DataError, RecipeError, RunError
 from tellapart.evaluation import evaluate_retrieval as module
+from tellapart.evaluation import retrieval
 from tellapart.evaluation.compare import compare
 from tellapart.evaluation.evaluate_retrieval import compare_retrieval, compare_seeds, evaluate_retrieval
 from tellapart.evaluation.retrieval import rank_split
@@ -32,6 +36,7 @@ from tellapart.objectives.ranking import RankingHinge
 from tellapart.pages.gallery import write_gallery
 from tellapart.pages.report import comparison_table, write_report
 from tellapart.retrievers.base import load_retriever
+from tellapart.retrievers.ranking import Ranking
 from tellapart.run import Run, open_run
 from tellapart.training import resume, train
 
@@ -178,6 +183,70 @@ def test_figures_ranks_and_card(ranking: Run, monkeypatch: pytest.MonkeyPatch) -
     assert evaluate_retrieval(ranking, fold_size=FOLD) == measured
     with pytest.raises(TypeError):
         evaluate_retrieval(ranking)  # other folds are measured anew
+
+
+@contextmanager
+def counted(stop: int | None = None) -> Iterator[list[int]]:
+    """Gives the numbers of items that are embedded at a time; Ctrl-C after so many times."""
+    embedded: list[int] = []
+
+    def count(embed: Any) -> Any:
+        def embed_some(self: Ranking, items: Any) -> Any:
+            if len(embedded) == stop:
+                raise KeyboardInterrupt
+            if len(items):  # no items: only the width is wanted
+                embedded.append(len(items))
+            return embed(self, items)
+
+        return embed_some
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("embed_images", "embed_texts"):
+            patch.setattr(Ranking, name, count(getattr(Ranking, name)))
+        yield embedded
+
+
+def test_an_interrupted_call_continues(ranking: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Finished blocks of vectors are found again."""
+    measured = evaluate_retrieval(ranking, "val", out=tmp_path / "straight")
+    assert not list((tmp_path / "straight").glob("*unfinished*")), "removed when the figures are there"
+    monkeypatch.setattr(retrieval, "BLOCK", 2)
+    out = tmp_path / "out"
+    with counted(stop=3), pytest.raises(KeyboardInterrupt):
+        evaluate_retrieval(ranking, "val", out=out)
+    (kept,) = out.glob("retrieval-val-unfinished-*.npy")
+    evaluate_retrieval(ranking, "test", out=out)
+    assert kept.exists(), "another split does not touch them"
+    with counted() as embedded:
+        found = evaluate_retrieval(ranking, "val", fold_size=2, out=out)
+    assert sum(embedded) == len(measured.images) + len(measured.captions) - 3 * 2
+    assert found.figures == measured.figures
+    assert found.ranks.text_to_image.tolist() == measured.ranks.text_to_image.tolist()
+    assert not list(out.glob("*unfinished*"))
+
+
+@pytest.mark.parametrize("changed", ["weights", "pictures"])
+def test_kept_vectors_of_other_weights_or_pictures_are_not_used(
+    changed: str, ranking: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retrieval, "BLOCK", 2)
+    with counted(stop=3), pytest.raises(KeyboardInterrupt):
+        evaluate_retrieval(ranking, out=tmp_path)
+    run = Run(Path(shutil.copytree(ranking.folder, tmp_path / "run")), ranking.recipe)
+    data, pictures = ranking.data, ranking.data.store.pictures.copy()
+    if changed == "weights":
+        other = load_retriever(run.folder)
+        with torch.no_grad():
+            other.image.bias.add_(1.0)
+        save_file(other.state_dict(), model_folder(run.folder) / "model.safetensors")
+    else:
+        pictures["content"][0] += 1
+    store = FeatureStore(data.store._features, data.store.encoder, data.dataset.digest, pictures=pictures)
+    vars(run)["data"] = Prepared(data.dataset, store, data.folder)
+    with counted() as embedded:
+        measured = evaluate_retrieval(run, out=tmp_path)
+    assert sum(embedded) == len(measured.images) + len(measured.captions)
+    assert not list(tmp_path.glob("*unfinished*")), "those of the interrupted call are removed too"
 
 
 def test_results_are_measured_again_when_pictures_change(ranking: Run, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from tellapart.objectives.base import Epoch, Progress, Roles
 from tellapart.objectives.coder import CoderObjective, CoderObjectiveSettings
 from tellapart.objectives.memory import KeyQueue
 from tellapart.objectives.prototypes import NO_CLUSTER, spherical_kmeans
+from tellapart.progress import ProgressLine
 from tellapart.retrievers.coder import Coder
 
 MU, GAMMA, EPSILON = 0.1, 0.3, 0.1
@@ -301,6 +302,26 @@ def train_epochs(made: CoderObjective, batches: BatchSource, epochs: int, steps:
 def test_the_first_clustering_is_after_the_first_epoch() -> None:
     assert train_epochs(*clustering(cluster_every=1), 4) == [False, True, True, True]
     assert train_epochs(*clustering(cluster_every=2), 5) == [False, True, False, True, False]
+
+
+def test_a_long_clustering_shows_its_progress(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def cluster() -> list[str]:
+        made, batches = clustering()
+        for epoch in range(2):
+            made.epoch_start(Epoch(epoch, batches.epoch, batches.positives))
+        return capsys.readouterr().err.splitlines()
+
+    assert not cluster(), "it is short"
+    monkeypatch.setattr(ProgressLine.__init__, "__defaults__", ("", 0.0))  # each update is a line
+    shown = cluster()
+    images, pairs = len(source(2).records), len(source(2).pool.captions)
+    whole = f"{images + pairs}/{images + pairs} (100 %)"
+    assert [line for line in shown if line.startswith(f"embedding images and captions to cluster {whole}")]
+    assert [line for line in shown if line.startswith(f"comparing pairs with all centres {pairs}/{pairs} (100 %)")]
+    assert [line for line in shown if line.startswith("clustering pairs (passes) 22/22 (100 %)")]
+    assert len(shown) > 5
 
 
 def test_keys_of_the_steps_and_of_the_others_are_clustered() -> None:

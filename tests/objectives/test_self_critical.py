@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,11 @@ from tellapart.captioners.base import Captioner
 from tellapart.data.batches import Batch, BatchSource, Kind
 from tellapart.data.neighbours import nearest_images
 from tellapart.errors import RecipeError
-from tellapart.objectives.base import Needs, Progress, Roles
+from tellapart.metrics.token_cider import TokenReferences
+from tellapart.objectives import rewards
+from tellapart.objectives.base import Needs, Progress, Roles, Start
 from tellapart.objectives.composed import Composed, ComposedSettings
-from tellapart.objectives.rewards import REWARDS, Samples
+from tellapart.objectives.rewards import REWARDS, CaptionTables, Samples
 from tellapart.objectives.self_critical import SelfCritical, SelfCriticalSettings
 from tellapart.text import END, PAD, START, UNKNOWN, Vocabulary
 
@@ -359,3 +362,55 @@ def test_some_steps_raise_the_reward(baseline: str) -> None:
     with torch.no_grad():
         after = mean_reward()
     assert after > 1.4 * before > 0
+
+
+# --- kept tables ----------------------------------------------------------------------------------------------------
+
+
+def test_tokens_and_frequencies_of_many_captions_are_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Found again by the same captions and words, and made again where they are damaged."""
+    read: list[int] = []
+    real = CaptionTables._read
+
+    def counted(tables: CaptionTables, source: BatchSource) -> dict[str, np.ndarray]:
+        read.append(1)
+        return real(tables, source)
+
+    monkeypatch.setattr(CaptionTables, "_read", counted)
+
+    def rewarded(split: str = "train", seed: int = 1, **settings: Any) -> tuple[list[float], int]:
+        """Rewards of a batch, and how often captions were read for them."""
+        objective = make(seed, **settings)
+        source = make_source(objective, split)
+        source.store.folder = tmp_path
+        read.clear()
+        objective.before_training(Start({split: source}, 10))
+        figures = objective(source.at(0), PROGRESS)
+        return [float(figures[name].sum) for name in ("reward", "advantage")], len(read)
+
+    def kept() -> int:
+        return len(list(tmp_path.iterdir()))
+
+    expected = rewarded()
+    assert (expected[1], kept()) == (1, 0), "these are few"
+    monkeypatch.setattr(rewards, "KEPT_FROM", 3)
+    assert rewarded() == expected
+    assert kept() == 2
+    monkeypatch.setattr(TokenReferences, "frequencies", lambda *given: pytest.fail("counted again"))
+    assert rewarded() == (expected[0], 0), "found"
+    monkeypatch.undo()
+    monkeypatch.setattr(rewards, "KEPT_FROM", 3)
+    monkeypatch.setattr(CaptionTables, "_read", counted)
+    for number, changed in enumerate(({"split": "val"}, {"limit": LIMIT + 1}, {"end_token": False}), start=2):
+        assert rewarded(**changed)[1] == 1, "other tokens are not taken for these"
+        assert kept() == 2 * number
+    (tokens, *_) = sorted(tmp_path.glob("reward-tokens-*"), key=lambda path: path.stat().st_mtime_ns)
+    content = bytearray(tokens.read_bytes())
+    content[content.index(b"NUMPY") + 200] ^= 1
+    tokens.write_bytes(content)
+    capsys.readouterr()
+    assert rewarded() == expected
+    assert f"{tokens}: is damaged (" in capsys.readouterr().err
+    assert rewarded() == (expected[0], 0)

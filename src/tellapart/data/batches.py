@@ -290,7 +290,7 @@ class BatchSource:
         An image always has the same distractor. The pairs have the kind `DISTRACTOR`, in the order of the positives.
         """
         assert batch.places is not None
-        images = self._distractor[[self._image_of_id[id] for id in batch.ids]]
+        images = self.distractors()[[self._image_of_id[id] for id in batch.ids]]
         rows = batch.pairs.of(Kind.POSITIVE)
         places, image_row = batch.places[batch.pairs.caption_row[rows]], batch.pairs.image_row[rows]
         flipped = self._drawn_with(batch, images)
@@ -320,6 +320,12 @@ class BatchSource:
             ("nearest", top), lambda: nearest_in_store(self.store, self.rows, number_of_similar(len(self.rows), top))
         )
 
+    def distractors(self) -> np.ndarray:
+        """Position of the most similar other image of each image, `[images]`; found once."""
+        if len(self.records) < 2:
+            raise DataError("distractors need at least two images, but this split has one; add images")
+        return self.once("distractors", lambda: nearest_in_store(self.store, self.rows, 1)[:, 0])
+
     def numbers(self, ids: Sequence[str]) -> torch.Tensor:
         """Positions of these images in the split."""
         return torch.tensor([self._image_of_id[id] for id in ids], dtype=torch.long)
@@ -334,12 +340,6 @@ class BatchSource:
     @cached_property
     def _image_of_id(self) -> dict[str, int]:
         return {record.id: image for image, record in enumerate(self.records)}
-
-    @cached_property
-    def _distractor(self) -> np.ndarray:
-        if len(self.records) < 2:
-            raise DataError("distractors need at least two images, but this split has one; add images")
-        return nearest_in_store(self.store, self.rows, 1)[:, 0]
 
     @cached_property
     def _names_a_side(self) -> np.ndarray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -23,7 +23,9 @@ KEPT_FROM = 10_000
 NEIGHBOUR = np.dtype("<i4")
 
 
-def nearest_images(pooled: np.ndarray, count: int, chunk: int = CHUNK) -> np.ndarray:
+def nearest_images(
+    pooled: np.ndarray, count: int, chunk: int = CHUNK, on_progress: Callable[[int, int], None] | None = None
+) -> np.ndarray:
     """The `count` most similar other images of each image, nearest first: positions `[images, count]`.
 
     Equal similarities are ordered by position. Time is quadratic in the images, memory is `chunk × images`.
@@ -32,6 +34,7 @@ def nearest_images(pooled: np.ndarray, count: int, chunk: int = CHUNK) -> np.nda
         pooled: features `[images, width]`.
         count: number of neighbours, below the number of images.
         chunk: images compared at a time.
+        on_progress: called with images done and images in all.
 
     Example:
         >>> nearest_images(np.array([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0]]), 1).ravel().tolist()
@@ -39,7 +42,12 @@ def nearest_images(pooled: np.ndarray, count: int, chunk: int = CHUNK) -> np.nda
     """
     _check_count(count, len(pooled))
     unit = _unit_length(np.array(pooled, np.float32))
-    return np.concatenate([_nearest(unit, slice(start, start + chunk), count) for start in range(0, len(unit), chunk)])
+    found = []
+    for start in range(0, len(unit), chunk):
+        found.append(_nearest(unit, slice(start, start + chunk), count))
+        if on_progress is not None:
+            on_progress(min(start + chunk, len(unit)), len(unit))
+    return np.concatenate(found)
 
 
 def nearest_in_store(store: FeatureStore, rows: Sequence[int], count: int) -> np.ndarray:
@@ -50,15 +58,17 @@ def nearest_in_store(store: FeatureStore, rows: Sequence[int], count: int) -> np
     """
     _check_count(count, len(rows))
     folder = store.folder
-    if folder is None or len(rows) < KEPT_FROM or not os.access(folder, os.W_OK):
+    line = ProgressLine("finding similar images", " images") if len(rows) >= KEPT_FROM else None
+    if line is None:
         return nearest_images(store.pooled(rows), count)
+    if folder is None or not os.access(folder, os.W_OK):
+        return nearest_images(store.pooled(rows), count, on_progress=line.update)
     about = [store.encoder.digest, store.records, store.pictures_digest(rows), digest_of(list(rows)), count]
     path = folder / f"neighbours-{digest_of(about)[:16]}"
     try:
         with open_blocks(path, about, (len(rows), count), NEIGHBOUR, range(0, len(rows), CHUNK)) as blocks:
             if blocks.missing:
                 unit = _unit_length(store.pooled(rows))
-                line = ProgressLine("finding similar images", " images")
                 for number in list(blocks.missing):
                     blocks.keep(number, _nearest(unit, blocks.rows(number), count))
                     line.update(blocks.done, len(rows))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
-STOPPING = b"\nstopping after this step, and after its validation if there is one; Ctrl-C again stops at once\n"
+STOPPING = b"\nstopping after this step, and its validation or clustering if any; Ctrl-C again stops at once\n"
 
 
 @contextmanager

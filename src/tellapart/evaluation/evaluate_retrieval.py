@@ -2,11 +2,13 @@
 
 Everything is written into the run folder, with what it was made from, and found again on the next call:
 `retrieval.json` (figures and shown queries), `retrieval_images.jsonl` and `retrieval_captions.jsonl` (ranks); of other
-splits than the test one, `retrieval-val.json` and so on.
+splits than the test one, `retrieval-val.json` and so on. Until they are written, the vectors of images and captions are
+kept beside them in blocks, as `retrieval-unfinished-DIGEST`, so that an interrupted call continues.
 """
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,16 +18,20 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from tellapart.data.blocks import remove_blocks
 from tellapart.data.prepare import Prepared
 from tellapart.errors import DataError, RunError
 from tellapart.evaluation.retrieval import RankedSplit, first_captions, first_images, rank_split, shown_queries
-from tellapart.files import Stored, check_output, find_or_make, read_models, write_jsonl
+from tellapart.files import Stored, check_output, digest_of, find_or_make, read_models, write_jsonl
 from tellapart.metrics import PairedDifference, RetrievalRanks, summarize_retrieval
 from tellapart.metrics.bootstrap import CorpusStatistic, paired_bootstraps_over_seeds
 from tellapart.metrics.ranks import KS
 from tellapart.models import add_measured
 from tellapart.progress import ProgressLine
 from tellapart.run import Run
+
+# In the name of kept vectors, between the name of the file of figures and a digest of what they are made from.
+UNFINISHED = "-unfinished-"
 
 
 class RankRow(Stored):
@@ -130,17 +136,23 @@ def evaluate_retrieval(
         name = run.recipe.name
         embedding = ProgressLine(f"embedding with {name}", " items")
         ranking = ProgressLine(f"ranking with {name}", " images")
-        ranked = rank_split(retriever, run.data, split, fold_size, embedding.update, ranking.update, exact=exact)
+        _remove_vectors(path, but=vectors)
+        lines = embedding.update, ranking.update
+        ranked = rank_split(retriever, run.data, split, fold_size, *lines, exact=exact, path=vectors)
         content = _write_rows(folder, name, split, ranked)
         if folder == run.folder:
             add_measured(run.folder, split, content["figures"])
+        _remove_vectors(path)
         return content
 
     settings = retriever.settings.model_dump(mode="json")
-    made_from = [run.model_digest, run.data.dataset.digest, run.data.pictures_digest(), settings, split, fold_size]
+    embedded = [run.model_digest, run.data.dataset.digest, run.data.pictures_digest(), settings, split]
+    made_from = [*embedded, fold_size]
     if exact is not None:
         made_from.append(exact)
     path = _path(folder, split)
+    read = [list(retriever.vocabulary.tokens), retriever.encoder.as_dict()]
+    vectors = path.with_name(f"{path.stem}{UNFINISHED}{digest_of([embedded, read])[:16]}")
     found = find_or_make(path, made_from, make, RetrievalFile)
     records = [record for record in run.data.dataset.split(split) if record.captions]  # others are not ranked
     images = _read_rows(_path(folder, split, "_images"), [(record.id, None) for record in records], path)
@@ -148,6 +160,17 @@ def evaluate_retrieval(
     texts = _read_rows(_path(folder, split, "_captions"), captions, path)
     shown = found.shown.model_dump(exclude_unset=True)
     return RetrievalEvaluation(folder, split, found.figures, found.folds, images, texts, shown)
+
+
+def _remove_vectors(path: Path, but: Path | None = None) -> None:
+    """Remove the kept vectors of this file of figures, also those that calls with other weights or data have left.
+
+    Call it only where this process makes the file.
+    """
+    for ending in (".blocks", ".npy"):
+        for table in path.parent.glob(f"{glob.escape(path.stem)}{UNFINISHED}*{ending}"):
+            if but is None or table.stem != but.name:
+                remove_blocks(table.with_suffix(""))
 
 
 def _read_rows(path: Path, items: Sequence[tuple[str, str | None]], figures: Path) -> list[dict[str, Any]]:

@@ -313,6 +313,7 @@ def rank_split(
     on_ranking: OnProgress | None = None,
     images: int | None = None,
     exact: bool | None = None,
+    path: Path | None = None,
 ) -> RankedSplit:
     """Rank all captions of a split for each of its images, and all images for each caption.
 
@@ -326,6 +327,7 @@ def rank_split(
         on_ranking: called with images done and images in all.
         images: only the first so many images of the split.
         exact: see `PairScores`.
+        path: see `PairScores`.
 
     Example:
         >>> ranked = rank_split(retriever, prepared, "val")                       # doctest: +SKIP
@@ -337,7 +339,7 @@ def rank_split(
     count = len(gallery.ids)
     if fold_size is not None and not 1 <= fold_size <= count:
         raise DataError(f"{count} images make no fold of {fold_size} images; take smaller folds")
-    scores = PairScores(retriever, prepared.store, gallery.rows, gallery.captions, on_embedding, exact)
+    scores = PairScores(retriever, prepared.store, gallery.rows, gallery.captions, on_embedding, exact, path)
     owner = gallery.image_of_caption
     ranks = scores.ranks(owner, on_progress=on_ranking)
     size = fold_size or count + 1

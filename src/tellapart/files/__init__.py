@@ -5,7 +5,7 @@ Nothing else is removed or replaced unless tellapart wrote it; `check_output` is
 """
 
 from tellapart.files.cache import cache_folder, cache_hint
-from tellapart.files.derived import Pieces, find_or_make, find_or_make_rows
+from tellapart.files.derived import Pieces, find_or_make, find_or_make_arrays, find_or_make_rows
 from tellapart.files.digests import digest_of, digest_of_file
 from tellapart.files.locks import lock
 from tellapart.files.outputs import GENERATOR, check_ending, check_folder, check_output, is_result
@@ -40,6 +40,7 @@ __all__ = [
     "digest_of",
     "digest_of_file",
     "find_or_make",
+    "find_or_make_arrays",
     "find_or_make_rows",
     "is_result",
     "is_temporary",

@@ -9,13 +9,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tellapart.errors import DataError
+from tellapart.errors import DataError, shorten
 from tellapart.files.digests import digest_of
 from tellapart.files.locks import lock
 from tellapart.files.outputs import check_folder
 from tellapart.files.reading import REBUILD, check_json, parse_json_file, read_model, read_models, read_text
 from tellapart.files.temporary import remove_old_temporary_files
-from tellapart.files.writing import write_json, write_jsonl, write_text
+from tellapart.files.writing import new_file, write_json, write_jsonl, write_text
 
 T = TypeVar("T")
 
@@ -84,6 +84,27 @@ def find_or_make_rows(path: Path, made_from: Any, make: Callable[[], list[Any]],
         write_jsonl(path, rows)
         write_text(mark, digest)
         return read_models(path, schema, "file of results")
+
+
+def find_or_make_arrays(path: Path, make: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """Read named NumPy arrays (`.npz`) if they are there, else make and write them; a damaged file is made again.
+
+    The name of the file must have the digest of what they are made from. Of several processes one makes them, and the
+    others wait.
+    """
+    import numpy as np
+
+    with _making(path):
+        if path.exists():
+            try:
+                with np.load(path, allow_pickle=False) as found:
+                    return dict(found)  # zipfile compares checksums while reading
+            except Exception as error:  # numpy and zipfile raise many kinds of errors for a damaged file
+                print(f"{path}: is damaged ({shorten(str(error))}); it is made again", file=sys.stderr, flush=True)
+        made = make()
+        with new_file(path) as temporary, open(temporary, "wb") as handle:
+            np.savez(handle, **made)
+        return made
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from tellapart.objectives.diversity_contrast import (
 )
 from tellapart.objectives.memory import NO_IMAGE, MomentumBank, MomentumEncoder
 from tellapart.objectives.prototypes import NO_CLUSTER, Prototypes
+from tellapart.progress import OnProgress, show_long
 from tellapart.retrievers.base import Raw, inner_products
 from tellapart.settings import ADDED, Section
 
@@ -395,12 +396,13 @@ class CoderObjective(RetrievalObjective):
     def _cluster(self) -> None:
         """Cluster all pairs of the training split by v^I + w^I of the momentum encoder."""
         assert self.prototypes is not None
+        on_progress = show_long() if self.processes.rank == 0 else None
         if self.settings.cluster_embed:
-            self._embed_others()
-        self.prototypes.cluster()
+            self._embed_others(on_progress)
+        self.prototypes.cluster(on_progress=on_progress)
 
     @torch.no_grad()
-    def _embed_others(self) -> None:
+    def _embed_others(self, on_progress: OnProgress | None) -> None:
         """Keep the keys of the images and captions that no step of this epoch has embedded."""
         assert self.prototypes is not None
         assert self.momentum is not None
@@ -409,16 +411,30 @@ class CoderObjective(RetrievalObjective):
         size = source.images_per_batch
         no_images, no_pairs = (torch.zeros(0, dtype=torch.long, device=device) for _ in range(2))
         no_keys = torch.zeros(0, self.prototypes.centres.shape[1], device=device)
-        for images in torch.split((~self.prototypes.image_kept).nonzero().squeeze(1), size):
+        missing_images, missing_pairs = (
+            (~kept).nonzero().squeeze(1) for kept in (self.prototypes.image_kept, self.prototypes.text_kept)
+        )
+        done, total = 0, len(missing_images) + len(missing_pairs)
+
+        def show(more: int) -> None:
+            nonlocal done
+            done += more
+            if on_progress is not None:
+                on_progress("embedding images and captions to cluster", done, total)
+
+        show(0)
+        for images in torch.split(missing_images, size):
             share = images.tensor_split(self.processes.world)[self.processes.rank]
             batch = source.true_pairs(share.cpu().numpy())
             features = batch.features[self.target.encoder.name].to(device)
             keys = encoder.branches(encoder.embed_images(features))[0]
             self.prototypes.keep(self.processes.gather(keys), images, no_keys, no_pairs)
-        for pairs in torch.split((~self.prototypes.text_kept).nonzero().squeeze(1), size):
+            show(len(images))
+        for pairs in torch.split(missing_pairs, size):
             share = pairs.tensor_split(self.processes.world)[self.processes.rank]
             keys = encoder.branches(encoder.embed_texts([source.pool.captions[pair] for pair in share.tolist()]))[0]
             self.prototypes.keep(no_keys, no_images, self.processes.gather(keys), pairs)
+            show(len(pairs))
 
     @torch.no_grad()
     def after_step(self) -> None:

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from tellapart.data.batches import Batch, Kind
 from tellapart.errors import RecipeError
-from tellapart.objectives.base import Objective, Progress, Total, pair_log_prob
+from tellapart.objectives.base import Objective, Progress, Start, Total, pair_log_prob
 from tellapart.settings import Section
 
 
@@ -66,6 +66,11 @@ class Introspective(Objective):
     name = "introspective"
     Settings = IntrospectiveSettings
     settings: IntrospectiveSettings
+
+    def before_training(self, start: Start) -> None:
+        for source in start.sources.values():
+            if source.records:
+                source.distractors()
 
     def forward(self, batch: Batch, progress: Progress, phase: str = "train") -> dict[str, Total]:
         source = batch.source

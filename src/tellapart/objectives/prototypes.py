@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 from tellapart.errors import RecipeError
+from tellapart.progress import OnProgress
 from tellapart.retrievers.base import inner_products
 
 # Points for each cluster that decide the centres; with more, k-means takes longer and finds about the same.
@@ -41,11 +42,11 @@ class Clusters(NamedTuple):
 
 @torch.no_grad()
 def nearest_centres(
-    points: torch.Tensor, centres: torch.Tensor, chunk: int = 4096
+    points: torch.Tensor, centres: torch.Tensor, chunk: int = 4096, on_progress: OnProgress | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The most similar centre of each point and its cosine, `[N]` each; the first one of equals.
 
-    Memory is proportional to `chunk × K`, and at most 64 MB.
+    Memory is proportional to `chunk × K`, and at most 64 MB. `on_progress` is called with the points that are done.
 
     >>> nearest_centres(torch.tensor([[3.0, 0.0], [0.0, 2.0]]), torch.tensor([[0.0, 1.0], [1.0, 0.0]]))
     (tensor([1, 0]), tensor([1., 1.]))
@@ -55,10 +56,14 @@ def nearest_centres(
     cosines = torch.empty(len(points), device=points.device)
     chunk = _rows(chunk, len(centres))
     for start in range(0, len(points), chunk):
+        if on_progress is not None:
+            on_progress("comparing pairs with all centres", start, len(points))
         similarity = inner_products(functional.normalize(points[start : start + chunk].float(), dim=1), unit)
         best = similarity.argmax(dim=1)
         labels[start : start + chunk] = best
         cosines[start : start + chunk] = similarity.gather(1, best[:, None]).squeeze(1)
+    if on_progress is not None:
+        on_progress("comparing pairs with all centres", len(points), len(points))
     return labels, cosines
 
 
@@ -71,6 +76,7 @@ def spherical_kmeans(
     seed: int = 0,
     chunk: int = 4096,
     points_per_cluster: int = POINTS_PER_CLUSTER,
+    on_progress: OnProgress | None = None,
 ) -> Clusters:
     """K-means by cosine similarity; deterministic for the same points in the same order.
 
@@ -94,6 +100,7 @@ def spherical_kmeans(
         seed: for the draw.
         chunk: number of points to compare at a time.
         points_per_cluster: how many points for each cluster decide the centres.
+        on_progress: called with the passes that are done, and within a pass over all centres with the points.
 
     Example:
         >>> points = torch.tensor([[1.0, 0.1], [1.0, -0.1], [0.1, 1.0], [-0.1, 1.0]])
@@ -115,21 +122,35 @@ def spherical_kmeans(
         drawn = torch.randperm(len(some), generator=torch.Generator().manual_seed(seed))[:clusters]
         centres = some[drawn.to(points.device)]
     centres = functional.normalize(centres.to(points.device).float(), dim=1)
-    labels, cosines = _assign(some, centres, chunk)
+    passes = iterations + 2  # at most: with the first and the last one
+
+    def show(done: int) -> None:
+        if on_progress is not None:
+            on_progress("clustering pairs (passes)", done, passes)
+
+    show(0)
+    labels, cosines = _assign(some, centres, chunk, on_progress)
     many = len(some) * clusters > ALL_COMPARED
     made, changed = 0, True
     while changed and made < iterations:
+        show(made + 1)
         centres = _directions(some, labels, centres, chunk)
         before = labels
-        labels, cosines = _assign_near(some, labels, centres, NEAR) if many else _assign(some, centres, chunk)
+        if many:
+            labels, cosines = _assign_near(some, labels, centres, NEAR)
+        else:
+            labels, cosines = _assign(some, centres, chunk, on_progress)
         made, changed = made + 1, not torch.equal(labels, before)
     if some is not points or (many and made):
-        labels, cosines = _assign(points, centres, chunk)
+        labels, cosines = _assign(points, centres, chunk, on_progress)
+    show(passes)
     return Clusters(centres, labels, cosines.mean().item(), made)
 
 
-def _assign(points: torch.Tensor, centres: torch.Tensor, chunk: int) -> tuple[torch.Tensor, torch.Tensor]:
-    labels, cosines = nearest_centres(points, centres, chunk)
+def _assign(
+    points: torch.Tensor, centres: torch.Tensor, chunk: int, on_progress: OnProgress | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    labels, cosines = nearest_centres(points, centres, chunk, on_progress)
     return _fill_empty(labels, cosines, len(centres)), cosines
 
 
@@ -297,10 +318,10 @@ class Prototypes(nn.Module):
         self.text_kept.fill_(False)
 
     @torch.no_grad()
-    def cluster(self, seed: int = 0) -> Clusters:
+    def cluster(self, seed: int = 0, on_progress: OnProgress | None = None) -> Clusters:
         """Cluster the pairs whose keys are kept, store centres and labels, and drop the keys.
 
-        The other pairs have no cluster. Every process must keep the same keys.
+        The other pairs have no cluster. Every process must keep the same keys. `on_progress`: see `spherical_kmeans`.
         """
         there = (self.text_kept & self.image_kept[self.image_of_pair]).nonzero().squeeze(1)
         # The sums take the place of the text keys: at 500,000 pairs there is no memory for both.
@@ -308,7 +329,8 @@ class Prototypes(nn.Module):
             self.text_keys[rows] += self.image_keys[self.image_of_pair[rows]]
         points = self.text_keys if len(there) == len(self.text_keys) else self.text_keys[there]
         start = self.centres if self.clustered else None
-        found = spherical_kmeans(points, len(self.centres), start, 5 if self.clustered else 20, seed)
+        iterations = 5 if self.clustered else 20
+        found = spherical_kmeans(points, len(self.centres), start, iterations, seed, on_progress=on_progress)
         self.centres.copy_(found.centres)
         self.assigned.fill_(NO_CLUSTER)
         self.assigned[there] = found.labels

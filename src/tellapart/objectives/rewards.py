@@ -5,6 +5,7 @@ A reward is a class with `needs(settings)` and `__call__(samples) -> [images, sa
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
@@ -19,18 +20,23 @@ from tellapart.data.batches import Batch, BatchSource, Kind
 from tellapart.data.neighbours import nearest_in_store
 from tellapart.decoding.base import Decodable
 from tellapart.errors import DataError, RecipeError, did_you_mean
+from tellapart.files import digest_of, find_or_make_arrays
 from tellapart.metrics.cider import DocumentFrequencies
 from tellapart.metrics.token_cider import TokenCaptions, TokenReferences, token_cider
 from tellapart.objectives.base import Needs
 from tellapart.progress import ProgressLine
 from tellapart.retrievers.base import Retriever
 from tellapart.settings import Section
-from tellapart.text import END, PAD, UNKNOWN
+from tellapart.text import END, PAD, UNKNOWN, Vocabulary
 
 T = TypeVar("T")
 
 # Captions read at a time.
 _BLOCK = 4096
+# From this number of captions on their tokens and document frequencies are kept beside the features: COCO's take 17 s.
+KEPT_FROM = 50_000
+# Version of the kept files: other tokens of the same captions and vocabulary need another one.
+FORMAT = 1
 
 
 class RewardSettings(Section):
@@ -100,6 +106,10 @@ class CaptionTables:
     `learn` is called with the training split before its first batch. A validation before that uses the frequencies of
     its own split.
 
+    Those of many captions are kept in the folder of the features, as `reward-tokens-DIGEST.npz` and
+    `reward-frequencies-DIGEST.npz`, and found again by the same captions and vocabulary. A captioner with tokens of its
+    own (Hugging Face) keeps none.
+
     Args:
         target: the captioner whose tokens are the words.
         end_token: whether the end token is a word.
@@ -113,7 +123,13 @@ class CaptionTables:
 
     def references(self, source: BatchSource) -> TokenReferences:
         """The captions of all images of a split."""
-        return source.once(("token_references", id(self)), lambda: self._read(source))
+
+        def find() -> TokenReferences:
+            found = self._find(source, "tokens", lambda: self._read(source))
+            captions = TokenCaptions(found["tokens"], found["lengths"])
+            return TokenReferences(captions, np.asarray(source.pool.counts, dtype=np.int64))
+
+        return source.once(("token_references", id(self)), find)
 
     def learn(self, training: BatchSource) -> None:
         """Count the document frequencies of the training split, the first time."""
@@ -125,7 +141,18 @@ class CaptionTables:
         if self._frequencies is not None:
             return self._frequencies
         words = [str(row) for row in range(len(self._target.vocabulary))]
-        return source.once(("token_frequencies", id(self)), lambda: self.references(source).frequencies(words))
+
+        def count() -> dict[str, np.ndarray]:
+            table = self.references(source).frequencies(words)
+            keys = {f"keys_{n}": key for n, key in enumerate(table.keys, start=2)}
+            return keys | {f"counts_{n}": count for n, count in enumerate(table.counts, start=1)}
+
+        def find() -> DocumentFrequencies:
+            found = self._find(source, "frequencies", count)
+            keys, counts = ([found[name] for name in sorted(found) if name.startswith(s)] for s in ("keys", "counts"))
+            return DocumentFrequencies(len(source.pool.counts), tuple(words), tuple(keys), tuple(counts))
+
+        return source.once(("token_frequencies", id(self)), find)
 
     def candidates(self, samples: Samples) -> TokenCaptions:
         """Sampled captions; an unknown word gets a number of its own, so that it matches none of a reference."""
@@ -151,7 +178,17 @@ class CaptionTables:
         )
         return torch.from_numpy(scores.astype(np.float32)).view(count, each, k).to(samples.tokens.device)
 
-    def _read(self, source: BatchSource) -> TokenReferences:
+    def _find(self, source: BatchSource, name: str, make: Callable[[], dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+        """Arrays of a split, kept in the folder of its features if there are many captions."""
+        folder, vocabulary, captions = source.store.folder, self._target.vocabulary, source.pool.captions
+        few = len(captions) < KEPT_FROM or type(vocabulary) is not Vocabulary
+        if few or folder is None or not os.access(folder, os.W_OK):
+            return make()
+        of_words = [vocabulary.tokens, vocabulary.normaliser, vocabulary.max_words, self._end_token]
+        digest = digest_of([FORMAT, of_words, captions, source.pool.counts.tolist()])
+        return find_or_make_arrays(folder / f"reward-{name}-{digest[:16]}.npz", make)
+
+    def _read(self, source: BatchSource) -> dict[str, np.ndarray]:
         captions = source.pool.captions
         line = ProgressLine("captions for the reward", " captions") if self.show_progress else None
         parts = []
@@ -162,7 +199,7 @@ class CaptionTables:
         tokens, lengths = (
             np.concatenate(arrays) for arrays in zip(*((p.tokens, p.lengths) for p in parts), strict=True)
         )
-        return TokenReferences(TokenCaptions(tokens, lengths), np.asarray(source.pool.counts, dtype=np.int64))
+        return {"tokens": tokens, "lengths": lengths}
 
     def _tokens(self, rows: torch.Tensor) -> TokenCaptions:
         words = (rows != PAD) & (rows != END)
@@ -211,6 +248,9 @@ class Reward(ABC):
     def prepare(self, training: BatchSource) -> None:  # noqa: B027  # most rewards need nothing
         """Called before each training step, also where a process's share of the batch is empty."""
 
+    def find(self, source: BatchSource) -> None:  # noqa: B027  # as above
+        """Called before training with each split, for long work whose results the split keeps (`BatchSource.once`)."""
+
     @abstractmethod
     def __call__(self, samples: Samples) -> torch.Tensor:
         """The reward of each caption, `[images, n]`; higher is better."""
@@ -229,6 +269,9 @@ class CiderReward(Reward):
 
     def prepare(self, training: BatchSource) -> None:
         self.tables.learn(training)
+
+    def find(self, source: BatchSource) -> None:
+        self.tables.references(source)
 
     def __call__(self, samples: Samples) -> torch.Tensor:
         images = samples.batch.image_numbers().cpu().numpy()
@@ -252,17 +295,20 @@ class CiderBetweenReward(Reward):
     def prepare(self, training: BatchSource) -> None:
         self.tables.learn(training)
 
+    def find(self, source: BatchSource) -> None:
+        self.tables.references(source)
+        self._similar(source)
+
     def __call__(self, samples: Samples) -> torch.Tensor:
-        source = source_of(samples)
-        similar = source.once(("similar_images", self.settings.neighbours), lambda: self._similar(source))
-        images = similar[samples.batch.image_numbers().cpu().numpy()]
+        images = self._similar(source_of(samples))[samples.batch.image_numbers().cpu().numpy()]
         return -self.tables.scores(samples, images).mean(dim=2)
 
     def _similar(self, source: BatchSource) -> np.ndarray:
         count = min(self.settings.neighbours, len(source.records) - 1)
         if count < 1:
             raise DataError("the reward cider_between needs similar images, but a split has one image; add images")
-        return nearest_in_store(source.store, source.rows, count)
+        key = ("similar_images", self.settings.neighbours)
+        return source.once(key, lambda: nearest_in_store(source.store, source.rows, count))
 
 
 class SimilarityReward(Reward):

@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field, model_validator
 from tellapart.data.batches import Batch
 from tellapart.decoding.sampling import draw
 from tellapart.metrics.endings import ends_badly
-from tellapart.objectives.base import Needs, Objective, Processes, Progress, Roles, Total
+from tellapart.objectives.base import Needs, Objective, Processes, Progress, Roles, Start, Total
 from tellapart.objectives.own_captions import PLAIN_SAMPLING, sample_tokens, without_dropout
 from tellapart.objectives.rewards import REWARDS, CaptionTables, Given, RewardSettings, Samples
 from tellapart.text import END, PAD
@@ -121,6 +121,13 @@ class SelfCritical(Objective):
     def join(self, processes: Processes) -> None:
         super().join(processes)
         self.tables.show_progress = processes.rank == 0
+
+    def before_training(self, start: Start) -> None:
+        for split, source in start.sources.items():
+            for reward in self.rewards.values() if source.records else ():
+                if split == "train" and start.steps:
+                    reward.prepare(source)
+                reward.find(source)
 
     def forward(self, batch: Batch, progress: Progress, phase: str = "train") -> dict[str, Total]:
         images, each = len(batch.ids), self.settings.samples
