@@ -270,6 +270,7 @@ def retrieval_entropy(
     The same command continues after an interruption.
     """
     from tellapart.evaluation.caption_files import read_sentences
+    from tellapart.evaluation.entropy_sums import TEMPERATURE
     from tellapart.evaluation.generic_captions import (
         caption_rows,
         check_rows,
@@ -277,7 +278,7 @@ def retrieval_entropy(
         describe_truth,
         sentence_rows,
     )
-    from tellapart.evaluation.retrieval_entropy import TEMPERATURE, data_for
+    from tellapart.evaluation.retrieval_entropy import data_for
     from tellapart.evaluation.retrieval_entropy import retrieval_entropy as measure
     from tellapart.evaluation.true_listener import open_true_listener
     from tellapart.files import write_jsonl

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from tellapart.evaluation.retrieval_entropy import Entropies, RetrievalEntropy, percentiles_among
+from tellapart.evaluation.entropy_sums import Entropies
+from tellapart.evaluation.retrieval_entropy import RetrievalEntropy, percentiles_among
 from tellapart.evaluation.true_listener import TrueListener
 from tellapart.files import check_output
 
