@@ -13,7 +13,7 @@ import pytest
 from support.smoke import check_smoke, run_smoke
 from tellapart.data.settings import DataSettings
 from tellapart.errors import RecipeError
-from tellapart.evaluation.many_captions import DIVERSITY
+from tellapart.evaluation.many_captions import DIVERSITY, ManyCaptionsScorer
 from tellapart.files import read_jsonl
 from tellapart.recipe_files import BUDGETS, recipes_folder
 from tellapart.run import open_run
@@ -106,8 +106,16 @@ def test_n_captions_of_each_image(table4: Result) -> None:
     assert {name.removeprefix(MATCHED) for name in compared if name.startswith(MATCHED)} <= set(DIVERSITY)
 
 
-def test_n_captions_of_the_first_images_only(studying: Studying, tmp_path: Path) -> None:
+def test_n_captions_of_the_first_images_only(
+    studying: Studying, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits = []
+    measure = ManyCaptionsScorer.measure
+    monkeypatch.setattr(
+        ManyCaptionsScorer, "measure", lambda self, run: limits.append(self.images) or measure(self, run)
+    )
     result = studying("unkt-table4", diversity_images=3, out=tmp_path)
+    assert set(limits) == {3}, "also for the page"
     assert result.images == {"captioned": 4, "ranked": 4, "with_many_captions": 3}
     table, page = ((tmp_path / name).read_text(encoding="utf-8") for name in ("table.md", "study.html"))
     assert "Several captions of 3 images." in table

@@ -203,7 +203,7 @@ class ManyCaptionsScorer:
         return self._shared[key]
 
     def _way(self, run: Run, shared: _Shared, way: str, decoding: DecodingSettings) -> WayFigures:
-        name = f"{FOLDER}/{captions_file(self.split, self.images, self.captions, way)}"
+        name = f"{FOLDER}/{captions_file(self.split, self.images and len(shared.records), self.captions, way)}"
 
         def make() -> dict[str, Any]:
             rows = run_captions(run, self.split, self.images, decoding, run.folder / f"{name}.jsonl")

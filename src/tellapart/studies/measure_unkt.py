@@ -100,7 +100,7 @@ class UnktMeasure(CaptionMeasure):
         most, split, limit = max(self.counts), self.study.split, self.diversity_images
         decoding = decoding_ways(run.recipe.decoding, most, [1.0])[WAY]
         records = run.data.dataset.split(split)[:limit]
-        name = f"{FOLDER}/{captions_file(split, limit, most, WAY)}"
+        name = f"{FOLDER}/{captions_file(split, limit and len(records), most, WAY)}"
 
         def make() -> dict[str, Any]:
             rows = run_captions(run, split, limit, decoding, run.folder / f"{name}.jsonl")

@@ -74,7 +74,7 @@ def study_table(result: Result) -> str:
 
 def study_page(result: Result) -> str:
     """The study as one self-contained page."""
-    measure = measure_of(result.study)
+    measure = measure_of(result.study, diversity_images=result.images.get("with_many_captions"))
     headlines, others = _columns(result)
     prepared = result.rows[0].seeds[0].run.data
     quoted_headings, quoted = _quoted_table(result)
