@@ -54,6 +54,17 @@ def test_it_runs_to_the_end(name: str, finished: Finished) -> None:
     check_smoke(name, finished(name))
 
 
+def test_the_best_arm_is_chosen_on_validation(finished: Finished) -> None:
+    folder = finished("every-objective")
+    content = json.loads((folder / "study.json").read_text())
+    chosen, label = content["chosen"], content["rows"][content["chosen"]["key"]]["label"]
+    assert (content["split"], chosen["split"]) == ("test", "val")
+    on_test = {key: row["figures"][0][chosen["by"]] for key, row in content["rows"].items() if key in chosen["means"]}
+    assert {key: one[chosen["by"]] for key, one in chosen["means"].items()} != on_test
+    for page in ("table.md", "study.html"):
+        assert f"Chosen on the split val: {label}," in (folder / page).read_text(encoding="utf-8")
+
+
 def test_files_for_coco_s_server(finished: Finished) -> None:
     """Table 2 on pictures with COCO's ids and six captions each."""
     folder = finished("cl-table2")

@@ -79,6 +79,21 @@ class Axis:
 
 
 @dataclass(frozen=True)
+class Choice:
+    """How the best arm of a study is chosen (`studies.choice`).
+
+    Attributes:
+        split: split to choose on, another than the study's own.
+        figures: the highest mean over seeds of the first of these that was measured decides.
+        keeps: figure -> share of its control's that an arm must keep to be a candidate.
+    """
+
+    split: str
+    figures: tuple[str, ...]
+    keeps: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Study:
     """A table of a paper.
 
@@ -98,6 +113,7 @@ class Study:
             recipes, which are equal where only the objective differs.
         captioner: base captioner if none is chosen.
         paper: recipe -> recipe in `recipes/paper/` that replaces it at the budget `paper`, on photographs.
+        choice: how the best arm is chosen, if one is.
     """
 
     name: str
@@ -114,6 +130,7 @@ class Study:
     search: bool = False
     captioner: str = "adaptive"
     paper: Mapping[str, str] = field(default_factory=dict)
+    choice: Choice | None = None
 
 
 def quote(figures: Mapping[str, Mapping[str, float]], *arms: Arm) -> tuple[Arm, ...]:

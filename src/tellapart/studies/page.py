@@ -57,6 +57,9 @@ def study_table(result: Result) -> str:
     concluded = measure.conclusion(result)
     if concluded:
         lines += ["", *concluded]
+    headings, rows = chosen_table(result)
+    if rows:
+        lines += ["", chosen_sentence(result), "", *_markdown(["", *headings], rows)]
     if result.treatments:
         lines += ["", "How each arm differs from its control:", ""]
         lines += [f"- {label}: {'; '.join(differences)}" for label, differences in treatment_rows(result)]
@@ -93,9 +96,39 @@ def study_page(result: Result) -> str:
         differences=difference_tables(result),
         explanation=explanation(result) if any(result.differences.values()) else "",
         treatments=treatment_rows(result),
+        chosen=chosen_sentence(result),
+        chosen_table=chosen_table(result),
         curves=curves({row.arm.label: read_journal(row.seeds[0].run.folder) for row in result.rows}),
         **measure.page(result, prepared),
     )
+
+
+def chosen_sentence(result: Result) -> str:
+    """Which arm was chosen, where, and by what; empty if the study chooses none."""
+    chosen = result.more.get("chosen")
+    if chosen is None:
+        return ""
+    headings = {column.figure: column.heading for column in measure_of(result.study).compared}
+    keeps = " and ".join(f"{share:.0%} of {headings[name]}" for name, share in chosen["keeps"].items())
+    return (
+        f"Chosen on the split {chosen['split']}: {result.row(chosen['key']).arm.label}, the best by "
+        f"{headings[chosen['by']]} of the arms that keep {keeps} of their control's."
+    )
+
+
+def chosen_table(result: Result) -> tuple[list[str], list[list[str]]]:
+    """Headings and cells of the figures that the choice rests on: one row for each arm that is trained further."""
+    chosen = result.more.get("chosen")
+    if chosen is None:
+        return [], []
+    measured = chosen["means"][chosen["key"]]
+    columns = [column for column in measure_of(result.study).compared if column.figure in measured]
+    rows = []
+    for key, means in chosen["means"].items():
+        verdict = "chosen" if key == chosen["key"] else "keeps too little" if key in chosen["left_out"] else ""
+        cells = [shown(means.get(column.figure), column.kind) for column in columns]
+        rows.append([result.row(key).arm.label, *cells, verdict])
+    return [*(column.heading for column in columns), ""], rows
 
 
 def treatment_rows(result: Result) -> list[tuple[str, list[str]]]:

@@ -19,6 +19,7 @@ from tellapart.recipe import Recipe
 from tellapart.recipe_files import recipes_folder
 from tellapart.run import Run, open_run, read_state
 from tellapart.studies.base import Arm, Study, cross, find_study
+from tellapart.studies.choice import choose
 from tellapart.studies.measure import Measure, measure_of
 from tellapart.studies.page import check_study_folder, write_study
 from tellapart.studies.plan import training_seconds
@@ -120,6 +121,8 @@ def run_study(
     rows = [ArmResult(arm, [measure.measure(arm, arms, of_seed) for of_seed in trained]) for arm in arms]
     people = measure.people(rows)
     more = measure.finish(rows, folder) | ({"left_out": left_out} if left_out else {})
+    if study.choice is not None:
+        more["chosen"] = choose(study, study.choice, arms, trained, measure).to_json()
     used_data = rows[0].seeds[0].run.data
     result = Result(
         study=study,

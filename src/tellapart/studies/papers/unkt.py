@@ -112,7 +112,7 @@ _TABLE8 = {
 # --- Arms -------------------------------------------------------------------------------------------------------------
 
 TRANSFORMERS = {"transformer": "unkt-negative-teacher", "meshed": "unkt-meshed-negative-teacher"}
-_NO_ATTENTION = ("objective.self_attention=false", "objective.cross_attention=false")
+NO_ATTENTION = ("objective.self_attention=false", "objective.cross_attention=false")
 
 
 def _control(captioner: str) -> str:
@@ -125,7 +125,7 @@ def _start(captioner: str) -> tuple[Arm, ...]:
     return mle(captioner, control=_control(captioner)), continued
 
 
-def _teacher(captioner: str, positive: bool = False) -> Arm:
+def teacher(captioner: str, positive: bool = False) -> Arm:
     """A model of the generic captions (D⁻), or of the specific ones (D⁺)."""
     recipe = TRANSFORMERS.get(captioner, f"{captioner}-mle")
     own = () if captioner in TRANSFORMERS else ("data.captions=generic", "roles.entropy.from=dcl.yaml")
@@ -143,7 +143,7 @@ def _teacher(captioner: str, positive: bool = False) -> Arm:
 
 def _student(captioner: str, key: str = "", label: str = "UNKT", *changes: str, **more: Any) -> Arm:
     """UNKT; LSTMs have no attention maps to compare."""
-    all_changes = changes if captioner in TRANSFORMERS else (*_NO_ATTENTION, *changes)
+    all_changes = changes if captioner in TRANSFORMERS else (*NO_ATTENTION, *changes)
     values = {
         "control": _control(captioner),
         "roles": {"negative_teacher": f"{captioner}-unkt-teacher"},
@@ -157,15 +157,15 @@ def _student(captioner: str, key: str = "", label: str = "UNKT", *changes: str, 
 def _main(captioner: str) -> tuple[Arm, ...]:
     """UNKT of a captioner; of a Transformer also with memory."""
     captioners = ("transformer", "meshed") if captioner == "transformer" else (captioner,)
-    return tuple(arm for one in captioners for arm in (*_start(one), _teacher(one), _student(one)))
+    return tuple(arm for one in captioners for arm in (*_start(one), teacher(one), _student(one)))
 
 
 def _with(captioner: str, *arms: Arm) -> tuple[Arm, ...]:
-    return (*_start(captioner), _teacher(captioner), _student(captioner), *arms)
+    return (*_start(captioner), teacher(captioner), _student(captioner), *arms)
 
 
 def _table3(captioner: str) -> tuple[Arm, ...]:
-    attention = (_student(captioner, "-no-attention", "without L_att", *_NO_ATTENTION),)
+    attention = (_student(captioner, "-no-attention", "without L_att", *NO_ATTENTION),)
     return _with(
         captioner,
         _student(captioner, "-no-prediction", "without L_pred", "objective.prediction=none"),
@@ -175,11 +175,11 @@ def _table3(captioner: str) -> tuple[Arm, ...]:
 
 
 def _table4(captioner: str) -> tuple[Arm, ...]:
-    return _teacher(captioner), _teacher(captioner, positive=True)
+    return teacher(captioner), teacher(captioner, positive=True)
 
 
 def _table5(captioner: str) -> tuple[Arm, ...]:
-    positive = _teacher(captioner, positive=True)
+    positive = teacher(captioner, positive=True)
     return _with(
         captioner,
         positive,
