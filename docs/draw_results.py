@@ -87,6 +87,10 @@ def page(kept: Kept, name: str) -> str:
     ]
     if seeds > 1:
         lines += ["", _decided(kept, columns)]
+    if "chosen" in kept:
+        lines += ["", *_chosen(kept, columns)]
+    if kept["searches"]:
+        lines += ["", *_searches(kept)]
     if "curves" in kept:
         lines += [
             "",
@@ -256,6 +260,43 @@ def _decided(kept: Kept, columns: list[Column]) -> str:
             lines.append(f"- {column.heading}: {', '.join(needed)}")
     heading = "Seeds that would decide, if a difference stays as it is and its interval shrinks with their root:"
     return "\n".join([heading, "", *lines]) if lines else "No interval holds 0."
+
+
+def _chosen(kept: Kept, columns: list[Column]) -> list[str]:
+    """The arm that was chosen on another split, and the figures of all candidates there."""
+    chosen = kept["chosen"]
+    named = [column for column in columns if column.figure in chosen["means"][chosen["key"]]]
+    headings = {column.figure: column.heading for column in named}
+    kept_shares = " and ".join(f"{share:.0%} of {headings[name]}" for name, share in chosen["keeps"].items())
+    rows = [
+        [
+            f"**{_label(kept, key)}**" if key == chosen["key"] else _label(kept, key),
+            *(shown(means.get(column.figure), column.kind) for column in named),
+            "keeps too little" if key in chosen["left_out"] else "",
+        ]
+        for key, means in chosen["means"].items()
+    ]
+    best, by = _label(kept, chosen["key"]), headings[chosen["by"]]
+    return [
+        f"Chosen on the split {chosen['split']}: **{best}**, the best by {by} of the arms that keep {kept_shares} "
+        "of the control's. All candidates on that split, mean over seeds:",
+        "",
+        *table(["", *(column.heading for column in named), ""], rows),
+    ]
+
+
+def _searches(kept: Kept) -> list[str]:
+    """The learning rates that were tried for each arm."""
+    rows = []
+    for key, tried in kept["searches"].items():
+        found = sorted((float(rate), figure) for rate, figure in tried.items())
+        rows.append([_label(kept, key), *(f"{rate:g}: {figure:.3f}" for rate, figure in found)])
+    most = max(map(len, rows))
+    return [
+        "Learning rates tried, first seed, a quarter of the updates each, with the validation figure that decided:",
+        "",
+        *table([""] * most, [row + [""] * (most - len(row)) for row in rows]),
+    ]
 
 
 def table(headings: list[str], rows: list[list[str]]) -> list[str]:

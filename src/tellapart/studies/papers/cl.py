@@ -26,7 +26,7 @@ NAMES = {
 Figures = Mapping[str, float]
 
 
-def _name(captioner: str) -> str:
+def name_of(captioner: str) -> str:
     """A captioner's name in the tables."""
     if captioner not in NAMES:
         raise RecipeError(f"there is no captioner '{captioner}' to study{did_you_mean(captioner, NAMES)}")
@@ -109,13 +109,13 @@ _TABLE6 = {
 
 def mle(captioner: str, control: str | None = None) -> Arm:
     """The MLE model that all other arms of a captioner start from; compared with a control that is trained further."""
-    return Arm(f"{captioner}-mle", f"{_name(captioner)}, MLE", f"{captioner}-mle", control=control)
+    return Arm(f"{captioner}-mle", f"{name_of(captioner)}, MLE", f"{captioner}-mle", control=control)
 
 
 def from_mle(captioner: str, key: str, label: str, recipe: str, **more: Any) -> Arm:
     """An arm that starts from the MLE model; by default its control is MLE continued."""
     values = {"start": f"{captioner}-mle", "control": f"{captioner}-continued", **more}
-    return Arm(f"{captioner}-{key}", f"{_name(captioner)}, {label}", recipe, **values)
+    return Arm(f"{captioner}-{key}", f"{name_of(captioner)}, {label}", recipe, **values)
 
 
 def continued(captioner: str) -> Arm:
@@ -176,14 +176,14 @@ def _table4(captioner: str) -> tuple[Arm, ...]:
         adversarial(captioner),
         from_mle(captioner, "cl-positive", "CL(P)", "adaptive-cl", changes=only_positive, **like_cl),
         from_mle(captioner, "cl-negative", "CL(N)", "adaptive-cl", changes=only_negative, **like_cl),
-        replace(contrastive(captioner), label=f"{_name(captioner)}, CL (full)"),
+        replace(contrastive(captioner), label=f"{name_of(captioner)}, CL (full)"),
     )
 
 
 def _table5(captioner: str) -> tuple[Arm, ...]:
     def pair(target: str, reference: str) -> Arm:
         arm = contrastive(target, reference if reference != target else None)
-        return replace(arm, label=f"target {_name(target)}, reference {_name(reference)}")
+        return replace(arm, label=f"target {name_of(target)}, reference {name_of(reference)}")
 
     # In the paper's order: the weaker captioner alone, with itself, with the stronger one; then the stronger one.
     weak, strong = (_other(captioner), captioner) if captioner != "neuraltalk" else (captioner, _other(captioner))
@@ -214,7 +214,7 @@ def _table6(captioner: str) -> tuple[Arm, ...]:
         rule: dict[str, Any] = {"changes": _UNTIL_BEST, "validations": _VALIDATIONS, "rate_of": rate}
         return Arm(f"{captioner}-{key}-{run}", f"run {run}: {label}", recipe, start=start, **rule, **more)
 
-    arms = [replace(mle(captioner, f"{captioner}-continued-1"), label=f"run 0: {_name(captioner)}, MLE")]
+    arms = [replace(mle(captioner, f"{captioner}-continued-1"), label=f"run 0: {name_of(captioner)}, MLE")]
     for run in (1, 2):
         control = arm("continued", run, "MLE continued (control)", "adaptive-mle-continued")
         # Each line of runs continues its own model.

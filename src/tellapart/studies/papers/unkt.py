@@ -12,7 +12,7 @@ from typing import Any
 
 from tellapart.studies.base import Arm, Study, quote
 from tellapart.studies.columns import Column
-from tellapart.studies.papers.cl import from_mle, mle
+from tellapart.studies.papers.cl import from_mle, mle, name_of
 
 Figures = Mapping[str, float]
 
@@ -130,10 +130,10 @@ def teacher(captioner: str, positive: bool = False) -> Arm:
     recipe = TRANSFORMERS.get(captioner, f"{captioner}-mle")
     own = () if captioner in TRANSFORMERS else ("data.captions=generic", "roles.entropy.from=dcl.yaml")
     if not positive:
-        return Arm(f"{captioner}-unkt-teacher", f"{captioner}, likelihood on D⁻", recipe, changes=own)
+        return Arm(f"{captioner}-unkt-teacher", f"{name_of(captioner)}, likelihood on D⁻", recipe, changes=own)
     return Arm(
         f"{captioner}-unkt-positive-teacher",
-        f"{captioner}, likelihood on D⁺",
+        f"{name_of(captioner)}, likelihood on D⁺",
         recipe,
         changes=(*own, "data.captions=specific"),
         control=f"{captioner}-unkt-teacher",
