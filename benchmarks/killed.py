@@ -1,12 +1,12 @@
 """A command that is killed with `kill -9` again and again, beside the same command that is not.
 
-    .venv/bin/python benchmarks/killed.py FOLDER [--copy RUN] [--seconds 30] [--kills 3] COMMAND ...
+    .venv/bin/python benchmarks/killed.py [--copy RUN] [--seconds 30] [--kills 3] FOLDER COMMAND ...
 
 COMMAND is run twice, each time with `{}` in its words replaced by a folder of its own: FOLDER/straight, where nothing
 disturbs it, and FOLDER/killed, where it gets SIGKILL after so many seconds, so many times, and then runs to the end.
 With `--copy` both folders begin as copies of a run, for commands that write into one. For example
 
-    .venv/bin/python benchmarks/killed.py try --seconds 60 tellapart train coco/adaptive-mle.yaml data.source=DATA \
+    .venv/bin/python benchmarks/killed.py --seconds 60 try tellapart train coco/adaptive-mle.yaml data.source=DATA \
         training.steps=300 training.validate_every=50 --out {}/run
 
 All files of the two folders are then compared: tensors and arrays by value, JSON without the times in it, everything
