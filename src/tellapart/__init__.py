@@ -5,8 +5,8 @@ The public names below are imported on first use, so that `import tellapart` and
 Example:
     >>> import tellapart
     >>> print(tellapart.load().caption("photo.jpg"))                     # doctest: +SKIP
-    a giraffe standing next to a tree
-    >>> run = tellapart.train("recipes/scenes/adaptive-cl.yaml")         # doctest: +SKIP
+    a giraffe standing in the grass near a tree
+    >>> run = tellapart.train("scenes/adaptive-cl.yaml")                 # doctest: +SKIP
     >>> tellapart.caption(["photo.jpg"], model=run.folder)               # doctest: +SKIP
 """
 

@@ -10,11 +10,14 @@ from pkgutil import iter_modules
 
 import pytest
 
+from tellapart.data.records import Dataset
+from tellapart.data.settings import DataSettings
 from tellapart.errors import RecipeError
 from tellapart.studies import papers
 from tellapart.studies.base import all_studies, find_study
 from tellapart.studies.columns import Column
 from tellapart.studies.measure import measure_of
+from tellapart.studies.run import recipe_family
 
 MODULES = [found.name for found in iter_modules(papers.__path__)]
 
@@ -52,3 +55,13 @@ def test_every_study_is_complete(name: str) -> None:
     assert study.split in ("val", "test")
     figures = {column.figure for column in study.columns}
     assert study.axis is None or set(study.axis.drawn) <= figures
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [("coco", "coco"), ("flickr8k-small", "flickr8k"), ("own-photos", "flickr8k"), ("paper-clips", "flickr8k")],
+)
+def test_recipes_are_those_of_the_data_s_name(name: str, family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders that have no recipes for a study, such as `own`, are not taken."""
+    monkeypatch.setattr("tellapart.studies.run.open_dataset", lambda settings: Dataset(name, Path(), ()))
+    assert recipe_family(DataSettings(source="anything")) == family

@@ -144,7 +144,7 @@ def study(
     ] = None,
     data: Annotated[str, typer.Option(help="'scenes', a folder of images, or a data set (docs/data.md).")] = "scenes",
     budget: Annotated[
-        str, typer.Option(help="smoke (minutes in all), laptop, or paper (the published sizes).")
+        str, typer.Option(help="smoke (a minute or a few), laptop, or paper (the published sizes).")
     ] = "laptop",
     seeds: Annotated[int, typer.Option(min=1, help="Number of trainings of each arm.")] = 1,
     captioner: Annotated[

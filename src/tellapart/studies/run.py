@@ -182,7 +182,7 @@ def recipe_family(settings: DataSettings) -> str:
     if settings.source == "scenes":
         return "scenes"
     name = open_dataset(settings).name
-    families = sorted(path.name for path in recipes_folder().iterdir() if path.is_dir())
+    families = sorted(path.parent.name for path in recipes_folder().glob("*/adaptive-mle.yaml"))
     return next((family for family in families if name.startswith(family)), "flickr8k")
 
 

@@ -21,7 +21,7 @@ class TellApartSettings(Section):
     one_group: bool = Field(False, description="all pictures are one group")
     distractors: int = Field(9, ge=1, le=100, description="a picture is compared with at most so many similar ones")
 
-    beam: int = Field(5, ge=1, le=100, description="beam width of all beam searches, each gives as many captions")
+    beam: int = Field(5, ge=1, le=100, description="beam width of the searches with contrast or guidance")
     samples: int = Field(20, ge=0, le=1000, description="number of sampled captions; 0: none")
     temperature: float = Field(0.7, gt=1e-6, description="of samples: below 1 sharper, above 1 flatter")
     contrast: tuple[float, ...] = Field((0.3, 0.6), description="λ of each search with contrast; none: empty")
