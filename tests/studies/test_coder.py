@@ -238,10 +238,10 @@ def test_the_plan_includes_the_time_of_clustering(table2: Result, monkeypatch: p
     recipe = table2.row("coder").seeds[0].run.recipe
     real, slept = Prototypes.cluster, 0.05
 
-    def slowly(self: Prototypes) -> Clusters:
+    def slowly(self: Prototypes, **options: Any) -> Clusters:
         assert 8 <= len(self.assigned) < 120  # as many clusters, and not all of the pairs
         time.sleep(slept)
-        return real(self)
+        return real(self, **options)
 
     monkeypatch.setattr(Prototypes, "cluster", slowly)
     monkeypatch.setattr(plan, "_seconds_per_update", lambda objective, batches: 0.01)
