@@ -28,7 +28,7 @@ from typing import Any
 import torch
 
 # What differs between two runs of the same work, whatever happens to them.
-TIMES = {"seconds", "waiting", "time", "created"}
+TIMES = {"seconds", "seconds_of_last_session", "waiting"}
 # Event files of tensorboard are full of times; logs and locks are no results.
 SKIPPED = {"tensorboard", ".lock"}
 
