@@ -26,6 +26,7 @@ from tellapart.decoding.settings import DecodingSettings
 from tellapart.recipe import Recipe
 from tellapart.recipe_files import COMPONENTS, recipes_folder
 from tellapart.studies.base import find_study
+from tellapart.studies.run import arm_of
 from tellapart.telling_apart.settings import TellApartSettings
 
 PROGRAM = typer.main.get_command(app)
@@ -83,9 +84,12 @@ def check_settings(names: list[str], given: dict[str, Any]) -> None:
         recipe = str(given.get("recipe") or given.get("name") or "")
         check_recipe(recipe, [one for one in given.get("overrides") or [] if "=" in one])
     elif names == ["study"] and given["name"] not in (None, "NAME"):
-        find_study(given["name"])
+        study = find_study(given["name"])
+        arms = {arm.key for arm in study.arms(given["captioner"] or study.captioner)}
         for override in given["set_"] or []:
-            check_key(override.partition("=")[0])
+            arm = arm_of(override)
+            assert arm is None or arm in arms, f"{study.name} has no arm {arm}"
+            check_key(override.removeprefix(f"{arm}:").partition("=")[0])
         for cross in given["cross"] or []:
             check_key(cross.partition("=")[0])
     elif names in (["caption"], ["tell-apart"]):
