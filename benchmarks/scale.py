@@ -2,13 +2,14 @@
 
     .venv/bin/python benchmarks/scale.py [--sizes 1000 10000 100000] [--pairs 1000 3000 10000]
 
-Made-up images with five captions each and narrow features, so that what is measured is the work for each image, not
-its network. Each line is CPU time and peak memory (of Python and numpy) at each size, and the exponents a of
-time ~ imagesᵃ and of memory: the slope of a line through logarithms. Everything but the search for neighbours and
-self-retrieval should be at most linear, and what is done at each step constant. Neighbours are compared in pairs, so
-they are measured at a tenth of the sizes. Self-retrieval is that of `tellapart self-retrieval`: exact, with images
-dropped early. It has sizes of its own, and a tiny captioner that is trained for some seconds, so that its captions tell
-images apart. Its memory is that of the process, torch included.
+Made-up images with five captions each and narrow features, so that what is measured is the work for each image, not its
+network. Each line is CPU time and peak memory (of Python and numpy) at each size, and the exponents a of time ~ imagesᵃ
+and of memory: the slope of a line through logarithms. Everything but the search for neighbours and self-retrieval
+should be at most linear, and what is done at each step constant. Neighbours are compared in pairs, so they are measured
+at a tenth of the sizes. Hard negatives by a retriever too, so they are those of the first 1,000 images among all
+captions; the whole table takes as many times that as there are thousands of images. Self-retrieval is that of
+`tellapart self-retrieval`: exact, with images dropped early. It has sizes of its own, and a tiny captioner that is
+trained for some seconds, so that its captions tell images apart. Its memory is that of the process, torch included.
 
 Preparing writes a store from image files of 16 × 16 pixels, with an encoder that computes one mean.
 
@@ -39,6 +40,7 @@ from tellapart.data import neighbours
 from tellapart.data.batches import BatchSource
 from tellapart.data.features import FeatureStore
 from tellapart.data.inspect import inspect_dataset
+from tellapart.data.negatives import CaptionPool
 from tellapart.data.neighbours import nearest_images, nearest_in_store
 from tellapart.data.pictures import PICTURE
 from tellapart.data.read_ahead import ReadAhead
@@ -50,6 +52,7 @@ from tellapart.data.write_features import write_store
 from tellapart.decoding.search import decode_store
 from tellapart.decoding.settings import DecodingSettings
 from tellapart.encoders.base import EncoderIdentity
+from tellapart.evaluation.hard_negatives import best_captions, compare_on_grid
 from tellapart.evaluation.self_retrieval import SelfRetrieval, self_retrieval
 from tellapart.files import write_json
 from tellapart.text import Vocabulary
@@ -57,6 +60,8 @@ from tellapart.text import Vocabulary
 IDENTITY = EncoderIdentity("made-up", "0", "none", regions=4, width=16)
 WORDS = [f"word{number}" for number in range(2500)]
 STEPS = 50
+# Of the search for hard negatives: images, width of the vectors, candidates of an image.
+SEARCHED, WIDTH, CANDIDATES = 1000, 256, 100
 # Of the captions for self-retrieval: their number of words, and the words that each place chooses from.
 PLACES, CHOICES = 6, 8
 # Updates of the captioner for self-retrieval, and images in each.
@@ -192,10 +197,22 @@ def measure_size(found: Found, images: int, folder: Path) -> None:
     )
     read_steps(negatives)
     measure(found, "a step with hard negatives", images, lambda: read_steps(negatives), STEPS)
+    measure_hard_negatives(found, dataset)
     rows = list(range(images // 10))
     measure(found, "find neighbours", len(rows), lambda: nearest_images(store.pooled(rows), 5))
     nearest_in_store(store, rows, 5)
     measure(found, "open kept neighbours", len(rows), lambda: nearest_in_store(store, rows, 5))
+
+
+def measure_hard_negatives(found: Found, dataset: Dataset) -> None:
+    """The search of a retriever with random vectors among all captions; its memory holds no vectors."""
+    pool = CaptionPool([record.captions for record in dataset])
+    rng = np.random.default_rng(0)
+    pictures = rng.standard_normal((SEARCHED, WIDTH), np.float32)
+    captions = rng.standard_normal((len(pool.captions), WIDTH), np.float32)
+    compare = compare_on_grid(pictures, captions)
+    what = f"hard negatives, {SEARCHED:,} images"
+    measure(found, what, len(dataset), lambda: best_captions(compare, pool, slice(0, SEARCHED), CANDIDATES))
 
 
 def make_captioned(images: int) -> tuple[FeatureStore, list[str]]:

@@ -27,8 +27,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("numerical")
 
 
+def pytest_configure() -> None:
+    set_threads()  # also for fixtures of modules, which are made before those of functions
+
+
 @pytest.fixture(autouse=True)
 def threads() -> None:
+    set_threads()
+
+
+def set_threads() -> None:
     torch.set_num_threads(int(os.environ.get("TELLAPART_TEST_THREADS", "1")))
 
 

@@ -372,6 +372,26 @@ def test_the_command_and_the_gallery(
         assert query["caption"] in page
 
 
+def test_it_says_when_only_the_first_items_were_compared(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scan = {"name": "scan", "width": 6, "words": 6, "aggregation": "mean"}
+    changes = {"name": "scan", "retriever": scan, "objective": {"name": "coder", "loss": "triplet"}}
+    recipe = {**json.loads((place / "ranking.yaml").read_text()), **changes, "training": TRAINING}
+    (tmp_path / "scan.yaml").write_text(json.dumps(recipe))
+    run = train(tmp_path / "scan.yaml", out=tmp_path / "run")
+    assert evaluate_retrieval(run).how_reranked == ""
+    for module_, name, value in ((retrieval, "EXACT_PAIRS", 1), (retrieval, "RERANKED", 2), (module, "RERANKED", 2)):
+        monkeypatch.setattr(module_, name, value)
+    for again in range(2):  # the second time from the file
+        commands.evaluate_retrieval(run.folder, "test", out=tmp_path / "out", gallery=not again)
+        measured = evaluate_retrieval(run, out=tmp_path / "out")
+        found = [100 * np.mean([row["rank"] <= 2 for row in rows]) for rows in (measured.images, measured.captions)]
+        told = f"among them for {found[0]:.1f} % of the images and {found[1]:.1f} % of the captions."
+        assert told in capsys.readouterr().out
+    assert told in (tmp_path / "out" / "gallery.html").read_text(encoding="utf-8")
+
+
 def test_outputs_of_the_users_are_refused_at_once(
     ranking: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -107,6 +107,18 @@ def test_equal_ones_are_ordered_by_number(
         assert row == sorted(others, key=lambda place: (-table[image, place], place))[: len(row)]
 
 
+def test_a_retriever_without_vectors_is_refused_where_pairs_are_too_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset, store = make_data()
+    prepared = Prepared(dataset, store, tmp_path)
+    scan, pairs = make_retriever(name="scan"), len(dataset.split("train"))
+    monkeypatch.setattr(hard_negatives, "MOST_PAIRS", pairs)
+    with pytest.raises(RecipeError, match=r"roles.retriever: 'scan' compares pair by pair.*negatives.by: images"):
+        likely_captions(scan, prepared, "train", top=0.2)
+    assert len(likely_captions(make_retriever(name="coder"), prepared, "train", top=0.2)) == pairs
+
+
 def whole_numbers(vectors: NDArray[np.float32], lengths: NDArray[np.float64]) -> list[list[int]]:
     """Vectors scaled to the length 4096, less what rounding may add, and rounded."""
     scaled = vectors * ((4095 - vectors.shape[1] ** 0.5 / 2) / lengths[:, None]).astype(np.float32)

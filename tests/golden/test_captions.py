@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +14,7 @@ from tellapart.describing import load
 from tellapart.files import read_json
 from tellapart.models import model_digest
 from tellapart.shipped import is_shipped
+from tellapart.telling_apart.tell import tell_apart
 
 
 def load_make() -> ModuleType:
@@ -63,3 +65,6 @@ def test_the_readme_shows_what_it_says() -> None:
     readme = (root / "README.md").read_text(encoding="utf-8")
     for one in load().caption([samples / f"{name}.jpg" for name in names]):
         assert one.caption in readme
+    told = {Path(one.id).stem: one.caption for one in tell_apart([samples]).pictures}
+    shown = re.findall(r"\*told apart:\*+ ([^|]+) \|", readme)
+    assert [caption.replace("*", "") for caption in shown] == [told["coffee-whole"], told["coffee-close"]]

@@ -21,7 +21,14 @@ from pydantic import Field
 from tellapart.data.blocks import remove_blocks
 from tellapart.data.prepare import Prepared
 from tellapart.errors import DataError, RunError
-from tellapart.evaluation.retrieval import RankedSplit, first_captions, first_images, rank_split, shown_queries
+from tellapart.evaluation.retrieval import (
+    RERANKED,
+    RankedSplit,
+    first_captions,
+    first_images,
+    rank_split,
+    shown_queries,
+)
 from tellapart.files import Stored, check_output, digest_of, find_or_make, read_models, write_jsonl
 from tellapart.metrics import PairedDifference, RetrievalRanks, summarize_retrieval
 from tellapart.metrics.bootstrap import CorpusStatistic, paired_bootstraps_over_seeds
@@ -82,6 +89,7 @@ class RetrievalEvaluation:
         images: one row per image: id, rank (the best of its captions) and, if it is in a fold, rank_in_fold.
         captions: one row per caption: id (its image), caption, rank and, if it is in a fold, rank_in_fold.
         shown: `texts` and `images`: example queries, half of them right at rank 1, with the first five results.
+        reranked: whether only the first `RERANKED` items by coarse vectors were compared pair by pair.
     """
 
     folder: Path
@@ -91,6 +99,21 @@ class RetrievalEvaluation:
     images: list[dict[str, Any]]
     captions: list[dict[str, Any]]
     shown: dict[str, list[dict[str, Any]]]
+    reranked: bool = False
+
+    @property
+    def how_reranked(self) -> str:
+        """How a retriever's ranks were cut short, because it compares pair by pair; empty if they were not.
+
+        An item that coarse vectors do not find has a rank above `RERANKED`, and no other has one.
+        """
+        if not self.reranked:
+            return ""
+        found = [100 * np.mean(ranks <= RERANKED) for ranks in (self.ranks.image_to_text, self.ranks.text_to_image)]
+        return (
+            f"Only the first {RERANKED} items by mean vectors are compared pair by pair; a right one is among them for "
+            f"{found[0]:.1f} % of the images and {found[1]:.1f} % of the captions."
+        )
 
     @property
     def ranks(self) -> RetrievalRanks:
@@ -159,7 +182,7 @@ def evaluate_retrieval(
     captions = [(record.id, caption) for record in records for caption in record.captions]
     texts = _read_rows(_path(folder, split, "_captions"), captions, path)
     shown = found.shown.model_dump(exclude_unset=True)
-    return RetrievalEvaluation(folder, split, found.figures, found.folds, images, texts, shown)
+    return RetrievalEvaluation(folder, split, found.figures, found.folds, images, texts, shown, found.reranked)
 
 
 def _remove_vectors(path: Path, but: Path | None = None) -> None:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from tellapart.data.blocks import open_blocks, remove_blocks
 from tellapart.data.negatives import CaptionPool
 from tellapart.data.prepare import Prepared
-from tellapart.errors import DataError
+from tellapart.errors import DataError, RecipeError
 from tellapart.evaluation.retrieval import Gallery, PairScores
 from tellapart.files import digest_of
 from tellapart.models import weights_digest
@@ -42,6 +42,8 @@ LARGEST = 250_000_000
 # The length of a rounded vector is at most this.
 GRID = 4096
 TOO_SHORT = 1e-30
+# Pairs that a retriever without vectors compares at most: Flickr8k's training split has 180 million, COCO's 60 billion.
+MOST_PAIRS = 200_000_000
 # Version of the table.
 FORMAT = 2
 
@@ -106,6 +108,7 @@ def likely_captions(
 
     with open_blocks(path, made_from, (images, count), np.int32, range(0, images, IMAGES)) as blocks:
         if blocks.missing:
+            _check_pairs(retriever, images, captions)
             scores = PairScores(
                 retriever,
                 prepared.store,
@@ -122,6 +125,16 @@ def likely_captions(
         if vectors is not None:
             remove_blocks(vectors)
         return blocks.values()
+
+
+def _check_pairs(retriever: Retriever, images: int, captions: int) -> None:
+    """A retriever that compares pair by pair would need weeks for COCO, and holds all words and regions in memory."""
+    if not retriever.has_index_vectors and images * captions > MOST_PAIRS:
+        raise RecipeError(
+            f"roles.retriever: '{retriever.name}' compares pair by pair, and {images:,} images with {captions:,} "
+            f"captions are more than {MOST_PAIRS:,} pairs; take a retriever that has vectors, such as 'coder', or "
+            "negatives.by: images"
+        )
 
 
 def compare_on_grid(images: NDArray[np.float32], captions: NDArray[np.float32]) -> Compare:

@@ -42,6 +42,7 @@ def write_gallery(run: Run, measured: RetrievalEvaluation) -> Path:
         images=len(measured.images),
         captions=len(measured.captions),
         figures=measured.figures,
+        how_reranked=measured.how_reranked,
         tables=[("", measured.figures), *([(", mean of folds", measured.folds)] if measured.folds else [])],
         **shown_queries(measured, Pictures(dataset)),
     )

@@ -64,6 +64,8 @@ def print_retrieval(measured: RetrievalEvaluation) -> None:
         ]
         rows.append([f"R@sum by chance{suffix}", f"{100 * figures['chance_R@sum']:.1f}", "", "", "", ""])
     print_table(["", *(f"R@{k}" for k in KS), "median", "mean rank"], rows)
+    if measured.how_reranked:
+        print(f"\n{measured.how_reranked} --exact compares all.")
 
 
 def print_retrieval_differences(differences: dict[str, PairedDifference], compared: str, control: str) -> None:

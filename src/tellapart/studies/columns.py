@@ -20,12 +20,12 @@ class Column:
 
     @property
     def lower_is_better(self) -> bool:
-        """Of ranks, and of how much the captions of an image repeat each other.
+        """Of ranks, of captions that stop in the middle, and of how much the captions of an image repeat each other.
 
         >>> Column("under_judge_mean_rank", "mean rank").lower_is_better, Column("CIDEr", "CIDEr").lower_is_better
         (True, False)
         """
-        return self.figure.endswith("mean_rank") or "mBLEU" in self.figure
+        return self.figure.endswith("mean_rank") or self.figure == "bad_endings" or "mBLEU" in self.figure
 
 
 # Captions.
@@ -58,11 +58,12 @@ DISTINCTIVENESS = (
     Column("under_judge_R@1", "R@1, frozen start", "percent"),
     Column("distinct", "distinct", "percent"),
 )
-# What captions say besides: how much, in how many words, how often the same.
+# What captions say besides: how much, in how many words, how often the same; and whether they stop in the middle.
 SAYING = (
     Column("claims", "claims", "number"),
     Column("mean_length", "words", "number"),
     Column("distinct", "distinct", "percent"),
+    Column("bad_endings", "bad endings", "percent"),
 )
 
 # Retrieval.

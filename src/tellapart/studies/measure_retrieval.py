@@ -49,9 +49,11 @@ class RetrievalMeasure(Measure):
 
     def introduction(self, result: Result) -> str:
         chance = result.rows[0].seeds[0].figures["chance_R@sum"]
+        cut = ((row.arm.label, row.seeds[0].evaluation.how_reranked) for row in result.rows)
         return (
             f"{result.images['images']} images and {result.images['captions']} captions, {result.seeds}. Recalls are "
             f"in percent; R@sum is their sum, by chance {shown(chance, 'points')}."
+            + "".join(f" {label}: {how[0].lower()}{how[1:]}" for label, how in cut if how)
         )
 
     def page(self, result: Result, prepared: Prepared) -> dict[str, Any]:

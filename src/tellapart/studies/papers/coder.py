@@ -231,7 +231,8 @@ STUDIES = (
         _TABLE2,
         "Table 2 (Flickr30K test)",
         "Each row adds one part to the row above, with the same λ and the same rate. Only BTR has its recipe's own "
-        "rate and clip: at the rate of DCL its hardest negatives make all embeddings collapse. The paper's "
+        "rate, clip and λ, which scales its only loss: at the rate of DCL its hardest negatives make all embeddings "
+        "collapse. The paper's "
         "row 2 has the R@1 of its Table 3, row 3, so its diversity may already come from the banks.",
         quoted=_QUOTED2,
     ),
