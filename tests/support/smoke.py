@@ -30,9 +30,12 @@ def study_arguments(name: str, place: Path, changes: Sequence[str], data: str | 
     return ["study", name, *given, *(f"--set={change}" for change in changes)]
 
 
-def run_smoke(name: str, place: Path, changes: Sequence[str], data: str | Path = "scenes") -> Path:
+def run_smoke(
+    name: str, place: Path, changes: Sequence[str], data: str | Path = "scenes", options: Sequence[str] = ()
+) -> Path:
     """Run a study to the end; gives the folder of its results."""
-    done = CliRunner().invoke(app, study_arguments(name, place, changes, data), catch_exceptions=False)
+    arguments = [*study_arguments(name, place, changes, data), *options]
+    done = CliRunner().invoke(app, arguments, catch_exceptions=False)
     assert done.exit_code == 0, done.output
     assert f"# {name}: " in done.stdout, "the table is printed too"
     return place / "smoke" / name

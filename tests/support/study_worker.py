@@ -1,14 +1,15 @@
-"""`tellapart study`, killed with SIGKILL in the middle of a training.
+"""`tellapart study`, killed with SIGKILL in the middle of its work.
 
-    python -m support.study_worker ARM CHECKPOINT ARGUMENTS…
+    python -m support.study_worker PATTERN ARGUMENTS…
 
-It dies when the training of this arm is about to write this checkpoint, such as `step-3`, so no test depends on the
-speed of the machine; the updates since the checkpoint before are lost.
+It dies when it is about to write the first checkpoint (`RUN/step-3`) or file whose path the pattern matches, so no test
+depends on the speed of the machine.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -16,20 +17,29 @@ from typing import Any
 
 from tellapart import cli
 from tellapart.engine import checkpoint
+from tellapart.files import writing
 
 
-def main(arm: str, last: str, arguments: list[str]) -> None:
-    save = checkpoint.save_checkpoint
+def main(pattern: str, arguments: list[str]) -> None:
+    save, new_file = checkpoint.save_checkpoint, writing.new_file
 
-    def deadly(run: Path, name: str, *more: Any) -> None:
-        if name == last and f"-{arm}-" in run.name:
+    def die_at(path: str) -> None:
+        if re.search(pattern, path):
             os.kill(os.getpid(), signal.SIGKILL)
+
+    def save_or_die(run: Path, name: str, *more: Any) -> None:
+        die_at(f"{run.name}/{name}")
         save(run, name, *more)
 
-    checkpoint.save_checkpoint = deadly
+    def write_or_die(path: Path, *more: Any, **named: Any) -> Any:
+        die_at(str(path))
+        return new_file(path, *more, **named)
+
+    checkpoint.save_checkpoint = save_or_die
+    writing.new_file = write_or_die
     sys.argv = ["tellapart", *arguments]
     cli.main()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3:])
+    main(sys.argv[1], sys.argv[2:])
