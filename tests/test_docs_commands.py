@@ -9,6 +9,7 @@ import re
 import shutil
 import sys
 import tomllib
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -259,3 +260,16 @@ def test_marked_blocks_run(block: Block, photographs: Path, tmp_path: Path, monk
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["tellapart"])
     run_block(block)
+
+
+def test_the_comparison_of_the_readme_runs(
+    photographs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As it stands there, but each training at the smoke budget."""
+    (block,) = (block for block in blocks(ROOT / "README.md") if block.mark == "compare")
+    shutil.copytree(photographs, tmp_path, dirs_exist_ok=True)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tellapart, "train", partial(tellapart.train, budget="smoke"))
+    run_block(block)
+    assert "difference=" in capsys.readouterr().out
+    assert (tmp_path / "comparison" / "report.html").is_file()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -20,6 +23,7 @@ import pytest
 pytest.importorskip("fastapi", reason="comes with the extra 'serve'")
 pytest.importorskip("lancedb", reason="comes with the extra 'index'")
 
+from support.docs import ROOT, blocks
 from support.services import as_files, make_settings, picture_bytes
 from support.workers import environment
 
@@ -27,11 +31,13 @@ TOKEN = "correct-horse-battery"
 
 
 @contextmanager
-def serving(folder: Path, *options: str, seconds: float = 0) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def serving(folder: Path, *options: str, seconds: float = 0, photos: int = 0) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A server, and its address."""
-    settings = make_settings(folder, photos=0)
+    settings = make_settings(folder, photos)
     models = ["--model", str(settings.models[0]), "--retriever", str(settings.retriever)]
-    command = [sys.executable, "-m", "support.serve_worker", str(seconds), "serve", "--port", "0", *models, *options]
+    collection = [] if settings.collection is None else [settings.collection]
+    worker = [sys.executable, "-m", "support.serve_worker", str(seconds)]
+    command = [*worker, "serve", *collection, "--port", "0", *models, *options]
     with subprocess.Popen(
         command, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
@@ -102,3 +108,18 @@ def test_slow_clients(tmp_path: Path) -> None:
             with suppress(ConnectionResetError):
                 assert idle.recv(100) == b""
             assert httpx.get(f"http://{address.netloc}/api/about").status_code == 401
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
+def test_the_documented_calls_of_curl(tmp_path: Path) -> None:
+    page = ROOT / "docs" / "serve.md"
+    lines = [line for block in blocks(page) for line in block.text.splitlines() if line.startswith("curl ")]
+    assert len(lines) == 2
+    for name in ("dog.jpg", "cat.jpg"):
+        (tmp_path / name).write_bytes(picture_bytes())
+    with serving(tmp_path, photos=4) as (_, address):
+        for line in lines:
+            words = shlex.split(line.replace("http://127.0.0.1:8000/", address))
+            done = subprocess.run([*words, "-sSf"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+            assert done.returncode == 0, done.stderr
+            assert json.loads(done.stdout)
