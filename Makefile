@@ -60,6 +60,7 @@ benchmarks: $(VENV)/installed-dev
 results: $(VENV)/installed
 	$(BIN)/python docs/draw_results.py
 	$(BIN)/python docs/draw_tables.py
+	$(BIN)/python docs/draw_claims.py
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

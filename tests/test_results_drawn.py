@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -19,6 +20,7 @@ def load(name: str) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # where dataclasses look for it
     spec.loader.exec_module(module)
     return module
 
@@ -35,6 +37,45 @@ def test_tables_of_coco_are_drawn_from_the_scores(monkeypatch: pytest.MonkeyPatc
     assert page.count("<!-- drawn: ") == len(tables.TABLES)
     assert tables.draw(page) == page
     assert tables.draw(page.replace("1.085", "9.999")) == page
+
+
+def test_claims_are_drawn_from_the_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(DOCS)
+    claims = load("draw_claims")
+    page = (DOCS / "results.md").read_text(encoding="utf-8")
+    assert page.count("<!-- drawn: ") == len(claims.TABLES)
+    assert claims.draw(page) == page
+    for headings, rows in claims.TABLES.values():
+        assert all(len(claim.cells) == len(headings) for claim in rows)
+
+
+@pytest.mark.parametrize(
+    ("interval", "seeds", "higher", "gain", "expected"),
+    [
+        ((0.01, 0.02, 0.03), 3, True, 0.1, "**confirmed**"),
+        ((0.01, 0.02, 0.03), 3, False, None, "**not confirmed**"),
+        ((-0.03, -0.02, -0.01), 1, True, None, "**not confirmed**"),
+        ((-0.03, -0.02, -0.01), 1, False, None, "**confirmed**"),
+        ((-0.01, 0.02, 0.05), 3, True, 0.06, "**not confirmed**, less than the paper"),
+        ((-0.01, 0.02, 0.05), 3, True, 0.04, "too noisy, 7 seeds"),  # 3 × 1.5² = 6.75
+        ((-0.1, 0.1, 0.3), 1, True, None, "too noisy, one seed"),
+        ((-0.05, -0.02, 0.01), 3, True, None, "too noisy, 7 seeds, leaning against"),
+        ((-0.2, 0.001, 0.2), 5, True, None, "too noisy, over 100 seeds"),
+        ((-0.2, 0.0, 0.2), 5, True, None, "too noisy, over 100 seeds"),
+    ],
+)
+def test_verdicts(
+    interval: tuple[float, float, float],
+    seeds: int,
+    higher: bool,
+    gain: float | None,
+    expected: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(DOCS)
+    claims = load("draw_claims")
+    claim = claims.Claim("a figure changes", "", (), higher, gain)
+    assert claims.verdict(*interval, seeds, claim) == expected
 
 
 def texts(value: object) -> list[str]:

@@ -31,7 +31,9 @@ TOKEN = "correct-horse-battery"
 
 
 @contextmanager
-def serving(folder: Path, *options: str, seconds: float = 0, photos: int = 0) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def serving(
+    folder: Path, *options: str, seconds: float = 0, photos: int = 0
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A server, and its address."""
     settings = make_settings(folder, photos)
     models = ["--model", str(settings.models[0]), "--retriever", str(settings.retriever)]

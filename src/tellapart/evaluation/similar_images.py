@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tellapart.data.neighbours import nearest_images
+from tellapart.data.neighbours import nearest_in_store
 from tellapart.data.prepare import Prepared
 from tellapart.errors import DataError
 from tellapart.evaluation.judge import Judge
@@ -92,7 +92,7 @@ def cider_between_similar(prepared: Prepared, split: str, captions: Sequence[str
     records = prepared.dataset.split(split)
     if not 0 < count < len(records):
         raise DataError(f"{count} similar images cannot be found in a split of {len(records)}; take fewer")
-    similar = nearest_images(prepared.store.pooled([prepared.dataset.row(record.id) for record in records]), count)
+    similar = nearest_in_store(prepared.store, [prepared.dataset.row(record.id) for record in records], count)
     references = [tokenize(list(record.captions)) for record in records]
     return cider_between(references, tokenize(list(captions)), similar).per_image
 
