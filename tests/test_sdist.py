@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
 import tarfile
+import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -55,3 +58,38 @@ def test_the_citation_names_the_four_papers() -> None:
         assert f"{paper['authors'][0]['family-names']} " in methods
         assert str(paper["year"]) in methods
     assert len(citation["references"]) == 4
+
+
+# Packages that come with a declared one, and the extra that declares it.
+BROUGHT = {"huggingface_hub": "transformers", "tokenizers": "transformers", "starlette": "fastapi"}
+# Modules whose package may not be installed here.
+ABSENT = {"timm": "timm", "pycocoevalcap": "pycocoevalcap"}
+
+
+def test_every_package_that_is_imported_is_declared() -> None:
+    """`test_wheel.py` borrows the packages of this environment, so a missing one would not be seen there."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = [one for name, group in project["optional-dependencies"].items() if name != "dev" for one in group]
+    declared = {_normal(re.split(r"[<>=\[;]", one)[0]) for one in (*project["dependencies"], *extras)}
+    installed = packages_distributions()
+    imported = {
+        name.partition(".")[0]
+        for path in (ROOT / "src").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        for name in _imported(node)
+    }
+    for module in imported - sys.stdlib_module_names - {"tellapart"}:
+        names = installed.get(module) or [ABSENT[module]]
+        assert declared & {_normal(BROUGHT.get(name, name)) for name in names}, f"{module} is not in pyproject.toml"
+
+
+def _imported(node: ast.AST) -> list[str]:
+    """The modules that a statement imports by their full name."""
+    if isinstance(node, ast.Import):
+        return [one.name for one in node.names]
+    return [node.module] if isinstance(node, ast.ImportFrom) and node.module and not node.level else []
+
+
+def _normal(name: str) -> str:
+    """As package indexes compare names."""
+    return re.sub(r"[-_.]+", "-", name).lower()
