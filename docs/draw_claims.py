@@ -112,7 +112,7 @@ def verdict(low: float, middle: float, high: float, seeds: int, claim: Claim) ->
 def cell(claim: Claim, one: Cell) -> str:
     """The verdict, the difference with its interval, and the control's and the arm's mean with their deviation."""
     if isinstance(one, str):
-        return one
+        return _unbroken(one)
     found, scale, digits = one.found, *_scale(one.figure)
     signed = [f"{scale * found[name] + 0.0:+.{digits}f}" for name in ("difference", "low", "high")]
     told = verdict(found["low"], found["difference"], found["high"], one.seeds, claim)
@@ -125,7 +125,13 @@ def cell(claim: Claim, one: Cell) -> str:
     if found["mean_a"] or found["mean_b"] != found["difference"]:  # else only differences were kept
         lines.append(f"{means[0]} → {means[1]}")
     # A real minus sign, and no 0 before the point of a share.
-    return re.sub(r"(?<=[+-])0(?=\.\d{3})|(?<![\d.+-])0(?=\.\d{3})", "", "<br>".join(lines)).replace("-", "−")
+    shares = re.sub(r"(?<=[+-])0(?=\.\d{3})|(?<![\d.+-])0(?=\.\d{3})", "", "<br>".join(lines))
+    return _unbroken(shares.replace("-", "−"))
+
+
+def _unbroken(text: str) -> str:
+    """Without a line break inside an interval or before a deviation."""
+    return re.sub(r" (?=[\[±])|(?<=[,±]) (?=[+−.\d])", "\u00a0", text)
 
 
 def _scale(figure: str) -> tuple[int, int]:
