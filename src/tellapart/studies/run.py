@@ -102,7 +102,10 @@ def run_study(
     folder = out or Path("studies") / f"{name}-{recipes.name}{captioner_part}-{budget}"
     check_study_folder(folder, name)
     search = study.search and budget != "smoke" if search is None else search
-    _say(f"{name}: {study.title}", f"{len(arms)} arms, {seeds} seed{'s' if seeds > 1 else ''}, budget {budget}")
+    _say(
+        f"{name}: {study.title}",
+        f"{len(arms)} arms, {seeds} seed{'s' if seeds > 1 else ''}, budget {budget}, recipes of {recipes.name}",
+    )
     _say(*(f"left out: {line}" for line in left_out))
     treatments = trainer.treatments(arms)
     if listener is not None:
