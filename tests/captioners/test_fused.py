@@ -70,3 +70,20 @@ def test_recurrence_of_a_frozen_weight_keeps_nothing() -> None:
     layer = Recurrence(torch.zeros(2, 3, requires_grad=True), nn.Linear(3, 3).requires_grad_(False), [2])
     layer(torch.ones(2, 3)).sum().backward()
     assert layer.inputs == []
+
+
+def test_recurrence_in_bfloat16_is_that_of_a_plain_layer() -> None:
+    torch.manual_seed(0)
+    layer, biases = nn.Linear(4, 4, bias=False), torch.randn(5, 4)
+    start = torch.randn(3, 4, requires_grad=True)
+
+    def run(late: bool) -> list[torch.Tensor]:
+        with torch.autocast("cpu", torch.bfloat16):
+            steps, state = Recurrence(biases.clone().requires_grad_(), layer, [3, 2]), start
+            for rows, bias in zip((3, 2), biases.split((3, 2)), strict=True):
+                before = state[:rows]
+                state = torch.tanh(steps(before) if late else torch.addmm(bias, before, layer.weight.t()))
+        return [state, *torch.autograd.grad(state.float().square().sum(), [start, layer.weight])]
+
+    for one, other in zip(run(late=True), run(late=False), strict=True):
+        torch.testing.assert_close(one.float(), other.float(), rtol=0.02, atol=0.02)

@@ -127,6 +127,9 @@ class Recurrence:
         late: torch.Tensor = _LateGradient.apply(biases, layer.weight, self.inputs)  # type: ignore[no-untyped-call]
         self.steps = iter(torch.split(late, sizes))
         self.layer = layer
+        self.weight = layer.weight.detach()
+        if torch.is_autocast_enabled(late.device.type):  # otherwise it is rounded again at each step
+            self.weight = self.weight.to(torch.get_autocast_dtype(late.device.type))
 
     def __call__(self, inputs: torch.Tensor) -> torch.Tensor:
         """z of the next step from x, `[rows, in]`."""
@@ -134,7 +137,7 @@ class Recurrence:
             return product(self.layer, inputs).add_(next(self.steps))
         if self.layer.weight.requires_grad:
             self.inputs.append(inputs.detach())
-        return torch.addmm(next(self.steps), inputs, self.layer.weight.detach().t())
+        return torch.addmm(next(self.steps), inputs, self.weight.t())
 
 
 class _LateGradient(torch.autograd.Function):
