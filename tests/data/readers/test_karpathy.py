@@ -57,6 +57,17 @@ def test_karpathy(write: Write, tmp_path: Path) -> None:
     assert dataset.path(dataset.records[3]) == tmp_path / "d.webp"
 
 
+def test_a_folder_is_read_as_the_file_in_it(write: Write, tmp_path: Path) -> None:
+    """Not as a folder of pictures without captions: that would encode them all under another name."""
+    path = write(image("a.jpg"))
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "a.jpg").touch()
+    assert read_dataset(tmp_path) == read_dataset(path)
+    (tmp_path / "dataset_other.json").write_bytes(path.read_bytes())
+    with pytest.raises(DataError, match=r"several data sets \(dataset_other.json, dataset_tiny.json\)"):
+        read_dataset(tmp_path)
+
+
 def test_the_name_is_the_file_s_when_none_is_given(write: Write) -> None:
     assert read_dataset(write(image())).name == "dataset_tiny"
 

@@ -1,4 +1,7 @@
-"""Karpathy's layout: any other JSON file, `{"images": [{"filename", "split", "sentences": [{"raw"}]}]}`."""
+"""Karpathy's layout: any other JSON file, `{"images": [{"filename", "split", "sentences": [{"raw"}]}]}`.
+
+A folder that holds a file `dataset_NAME.json`, as Karpathy's are called, is read as this file.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,12 @@ _NAME = re.compile(r"\w[\w .@+-]{0,99}")
 
 
 def matches(source: Path) -> bool:
-    return source.suffix == ".json" and not source.is_dir()
+    return (source.suffix == ".json" and not source.is_dir()) or bool(_inside(source))
+
+
+def _inside(folder: Path) -> list[Path]:
+    """Karpathy's files in a folder; none if it is no folder."""
+    return sorted(path for path in folder.glob("dataset_*.json") if path.is_file())
 
 
 def read(source: Path) -> Dataset:
@@ -24,6 +32,11 @@ def read(source: Path) -> Dataset:
 
     Images are looked for beside the JSON file in `filepath` (if given), `images/`, or the file's own folder.
     """
+    if inside := _inside(source):
+        if len(inside) > 1:
+            names = ", ".join(path.name for path in inside)
+            raise DataError(f"{source}: holds several data sets ({names}); give the path of one of them")
+        source = inside[0]
     content = read_json(source, "data set")
     images = content.get("images") if isinstance(content, dict) else None
     if not isinstance(images, list) or not images:
