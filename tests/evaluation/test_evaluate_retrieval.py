@@ -308,6 +308,46 @@ def test_shown_queries(ranking: Run, tmp_path: Path) -> None:
             assert own.index(True) + 1 == query["rank"]
 
 
+def test_an_ensemble_ranks_by_the_mean_similarity(ranking: Run, place: Path, tmp_path: Path) -> None:
+    other = train(place / "ranking.yaml", "seed=5", runs=place / "runs")
+    dotted = train(place / "further.yaml", runs=place / "runs")
+    runs = [ranking, other, dotted]
+    measured = evaluate_retrieval(ranking, fold_size=FOLD, out=tmp_path, ensemble=runs[1:])
+
+    gallery = rank_split(ranking.retriever, ranking.data).gallery
+    similarities = []
+    for run in runs:
+        images = run.retriever.embed_images(torch.from_numpy(run.data.store.grid(gallery.rows)))
+        with torch.no_grad():
+            similarities.append(run.retriever.similarity(images, run.retriever.embed_texts(gallery.captions)))
+    mean = torch.stack(similarities).double().mean(dim=0)
+    for caption, row in enumerate(measured.captions):
+        own = mean[gallery.image_of_caption[caption], caption]
+        assert row["rank"] == 1 + int((mean[:, caption] > own + 1e-5).sum())
+    alone = evaluate_retrieval(ranking, out=tmp_path / "alone")
+    assert [row["rank"] for row in measured.captions] != [row["rank"] for row in alone.captions]
+    assert read_json(tmp_path / "retrieval.json")["retriever"] == "ranking + ranking + further"
+    assert measured.folds["R@sum"] > 0
+    again = evaluate_retrieval(ranking, fold_size=FOLD, out=tmp_path, ensemble=runs[1:])
+    assert again == measured
+    assert evaluate_retrieval(ranking, fold_size=FOLD, out=tmp_path, ensemble=[other]) != measured
+
+
+def test_an_ensemble_needs_a_folder_and_the_same_data(
+    ranking: Run, place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = train(place / "ranking.yaml", "seed=5", runs=place / "runs")
+    with pytest.raises(RunError, match="holds the files of one training; give the ensemble a folder"):
+        evaluate_retrieval(ranking, ensemble=[other])
+    elsewhere = train(place / "ranking.yaml", "data.scenes.seed=3", runs=place / "runs")
+    with pytest.raises(RunError, match="was trained on other data"):
+        evaluate_retrieval(ranking, out=tmp_path, ensemble=[elsewhere])
+    monkeypatch.setattr(Ranking, "has_index_vectors", False)
+    with pytest.raises(RunError, match="compares pair by pair; only retrievers with vectors"):
+        evaluate_retrieval(ranking, out=tmp_path, ensemble=[other])
+    assert not list(tmp_path.iterdir())
+
+
 # --- two runs -------------------------------------------------------------------------------------------------------
 
 

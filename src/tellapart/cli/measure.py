@@ -170,6 +170,9 @@ def evaluate_retrieval(
     exact: Annotated[
         bool, typer.Option("--exact", help="Compare all pairs, also of a retriever that is slow at it (SCAN).")
     ] = False,
+    ensemble: Annotated[
+        list[Path] | None, typer.Option(help="Another run to average similarities with; may be repeated. Needs --out.")
+    ] = None,
 ) -> None:
     """Measure image-text retrieval in both directions: R@1, R@5, R@10, ranks and R@sum."""
     from tellapart.evaluation import evaluate_retrieval as retrieval
@@ -180,7 +183,8 @@ def evaluate_retrieval(
     opened = open_run(run)
     if gallery:
         check_gallery(out or run, split)
-    measured = retrieval.evaluate_retrieval(opened, split, fold_size, out, exact or None)
+    others = [open_run(other) for other in ensemble or []]
+    measured = retrieval.evaluate_retrieval(opened, split, fold_size, out, exact or None, others)
     print_retrieval(measured)
     if against is not None:
         control = retrieval.evaluate_retrieval(open_run(against), split, fold_size, exact=exact or None)

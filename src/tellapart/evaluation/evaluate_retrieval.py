@@ -29,6 +29,7 @@ from tellapart.evaluation.retrieval import (
     rank_split,
     shown_queries,
 )
+from tellapart.evaluation.retriever_ensemble import check_members, rank_ensemble
 from tellapart.files import Stored, check_output, digest_of, find_or_make, read_models, write_jsonl
 from tellapart.metrics import PairedDifference, RetrievalRanks, summarize_retrieval
 from tellapart.metrics.bootstrap import CorpusStatistic, paired_bootstraps_over_seeds
@@ -132,6 +133,7 @@ def evaluate_retrieval(
     fold_size: int | None = None,
     out: str | Path | None = None,
     exact: bool | None = None,
+    ensemble: Sequence[Run] = (),
 ) -> RetrievalEvaluation:
     """Measure a retriever, or find what an earlier call measured.
 
@@ -143,6 +145,8 @@ def evaluate_retrieval(
         out: folder for the files; by default the run's.
         exact: for retrievers that compare pair by pair (SCAN): compare all pairs, however many. By default, galleries
             of more than 10 million pairs are searched by coarse vectors first and the best 100 compared.
+        ensemble: more trainings of retrievers on the same data: ranks are by the mean of all similarities. Then `out`
+            must be given.
 
     Example:
         >>> measured = evaluate_retrieval(open_run("runs/flickr8k-ranking-1a2b3c4d"))   # doctest: +SKIP
@@ -150,18 +154,27 @@ def evaluate_retrieval(
         (0.21, 2.93)
     """
     folder = run.folder if out is None else Path(out)
+    if ensemble:
+        if folder in (one.folder for one in (run, *ensemble)):
+            raise RunError(
+                f"{folder}: holds the files of one training; give the ensemble a folder of its own with --out"
+            )
+        check_members([run, *ensemble])
     check_output(_path(folder, split), "made_from", "figures", reuse=True)
     check_output(_path(folder, split, "_images"), "id", "rank", reuse=True)
     check_output(_path(folder, split, "_captions"), "id", "caption", "rank", reuse=True)
     retriever = run.retriever
 
     def make() -> dict[str, Any]:
-        name = run.recipe.name
+        name = " + ".join(one.recipe.name for one in (run, *ensemble))
         embedding = ProgressLine(f"embedding with {name}", " items")
         ranking = ProgressLine(f"ranking with {name}", " images")
         _remove_vectors(path, but=vectors)
         lines = embedding.update, ranking.update
-        ranked = rank_split(retriever, run.data, split, fold_size, *lines, exact=exact, path=vectors)
+        if ensemble:
+            ranked = rank_ensemble([run, *ensemble], split, fold_size, *lines)
+        else:
+            ranked = rank_split(retriever, run.data, split, fold_size, *lines, exact=exact, path=vectors)
         content = _write_rows(folder, name, split, ranked)
         if folder == run.folder:
             add_measured(run.folder, split, content["figures"])
@@ -173,6 +186,12 @@ def evaluate_retrieval(
     made_from = [*embedded, fold_size]
     if exact is not None:
         made_from.append(exact)
+    if ensemble:
+        members = [
+            [one.model_digest, one.data.pictures_digest(), one.retriever.settings.model_dump(mode="json")]
+            for one in ensemble
+        ]
+        made_from.append(digest_of(members))
     path = _path(folder, split)
     read = [list(retriever.vocabulary.tokens), retriever.encoder.as_dict()]
     vectors = path.with_name(f"{path.stem}{UNFINISHED}{digest_of([embedded, read])[:16]}")

@@ -85,6 +85,11 @@ class Gallery:
             np.repeat(np.arange(len(records)), [len(record.captions) for record in records]),
         )
 
+    def check_folds(self, size: int | None) -> None:
+        """Refuse folds that are larger than the gallery."""
+        if size is not None and not 1 <= size <= len(self.ids):
+            raise DataError(f"{len(self.ids)} images make no fold of {size} images; take smaller folds")
+
 
 class PairScores:
     """Similarities of images and captions under a retriever, a block at a time: `scores(rows, columns)`.
@@ -336,15 +341,20 @@ def rank_split(
     """
     prepared.store.check(prepared.dataset, retriever.encoder)
     gallery = Gallery.of_split(prepared, split, images)
-    count = len(gallery.ids)
-    if fold_size is not None and not 1 <= fold_size <= count:
-        raise DataError(f"{count} images make no fold of {fold_size} images; take smaller folds")
+    gallery.check_folds(fold_size)
     scores = PairScores(retriever, prepared.store, gallery.rows, gallery.captions, on_embedding, exact, path)
-    owner = gallery.image_of_caption
-    ranks = scores.ranks(owner, on_progress=on_ranking)
+    return rank_scores(scores, gallery, fold_size, on_ranking)
+
+
+def rank_scores(
+    scores: PairScores, gallery: Gallery, fold_size: int | None = None, on_progress: OnProgress | None = None
+) -> RankedSplit:
+    """Ranks by scores that are there; see `rank_split`."""
+    owner, count = gallery.image_of_caption, len(gallery.ids)
+    ranks = scores.ranks(owner, on_progress=on_progress)
     size = fold_size or count + 1
     within = [scores.ranks(owner, range(start, start + size)) for start in range(0, count - size + 1, size)]
-    several = BRANCHES if len(retriever.branch_widths()) > 1 else ()
+    several = BRANCHES if len(scores.retriever.branch_widths()) > 1 else ()
     alone = {name: scores.branch_ranks(branch, owner) for branch, name in enumerate(several)}
     return RankedSplit(gallery, scores, ranks, within, {name: of for name, of in alone.items() if of is not None})
 
