@@ -65,15 +65,15 @@ def captions() -> Cells:
         ("… with `block_pairs` (shipped)", "the same", "captions-dinov2-pairs"),
         ("… then self-critical (CIDEr-D and margin)", "+ 95 min", "captions-dinov2-self-critical"),
     ]
-    found = [["", "CPU time", "BLEU-4", "METEOR", "ROUGE-L", "CIDEr", "distinct", "words used", "finds its image"]]
+    scored = ("BLEU-4", "METEOR", "ROUGE-L", "CIDEr", "distinct", "words used", "stop in the middle", "finds its image")
+    found = [["", "CPU time", *scored]]
     for label, time, name in rows:
         scores, figures = (kept := _read(name))["corpus"], kept["intervals"]
         among = f" among {scores['self_retrieval_images']:,.0f}"
         cells = [_with_interval(scores, figures, one) for one in ("Bleu_4", "METEOR", "ROUGE_L", "CIDEr")]
         share = _with_interval(scores, figures, "self_retrieval_R@1", 100)
-        found.append(
-            [label, time, *cells, f"{100 * scores['distinct']:.0f} %", f"{scores['vocabulary']:.0f}", share + among]
-        )
+        cells += [f"{100 * scores['distinct']:.0f} %", f"{scores['vocabulary']:.0f}"]
+        found.append([label, time, *cells, f"{100 * scores['bad_endings']:.1f} %", share + among])
     return found
 
 

@@ -121,7 +121,8 @@ def test_the_shipped_retriever_has_a_recipe() -> None:
     assert Recipe.model_validate(content).digest == recipe.digest
     start = Recipe.load("coco/dcl-dinov2.yaml")
     changes = ["data.encoder=dinov2-small", "data.store=int8", "training.precision=bf16", "retriever.width=512"]
-    changes += ["retriever.drop_regions=0.5", "training.learning_rate=2e-3", "training.steps=4000"]
+    changes += ["retriever.drop_regions=0.5", "retriever.caption_vectors=concepts", "training.learning_rate=2e-3"]
+    changes += ["training.steps=4000"]
     assert Recipe.load("coco/dcl.yaml", changes).digest == start.digest
 
 
