@@ -1,7 +1,7 @@
 """Speed and memory of retrieval, compared with the bare matrix product in the same run.
 
     .venv/bin/python benchmarks/retrieval.py [--rounds 7] [--skip-steps] [--skip-memory]
-    .venv/bin/python benchmarks/retrieval.py --coco
+    .venv/bin/python benchmarks/retrieval.py --coco [--whole]
 
 Scoring: all similarities as `Retriever.similarity` computes them, and all ranks in both directions (`vector_ranks`, as
 in `evaluate-retrieval` and validation), relative to the bare product `a @ b.T` of the same vectors in float32. Widths
@@ -24,7 +24,9 @@ block of images is ranked among 1/8 to all of the captions, with the vectors of 
 depend on each other, so the time of all is that of one times their number. Clusters are measured with K = 5,000 and
 10,000 and 28.3 points for each, in random groups: a pass over near centres, and 10,000 points compared with all
 centres, from which the time of all points follows. Time at K = 20,000 is extrapolated by a K + b K², memory by a line.
-Each size has its own process, so that its peak of memory counts nothing else.
+Each size has its own process, so that its peak of memory counts nothing else. With `--whole` nothing is extrapolated:
+all blocks of images are ranked among all captions, and 566,000 points are clustered into K = 20,000 from the start, and
+then again from the centres found, as after the next epoch.
 """
 
 from __future__ import annotations
@@ -188,8 +190,8 @@ POINTS = COCO_PAIRS / 20_000  # for each cluster
 COMPARED = 10_000  # points compared with all centres
 
 
-def rank_a_block(captions: int, width: int = 256) -> tuple[float, float]:
-    """CPU seconds to rank captions for one block of images, and peak memory in MB."""
+def rank_blocks(captions: int, images: int, width: int = 256) -> tuple[float, float]:
+    """CPU seconds to rank captions for the first images, block by block, and peak memory in MB."""
     vectors = np.empty((COCO_IMAGES + captions, width), np.float32)
     rng = np.random.default_rng(0)
     for start in range(0, len(vectors), 4096):
@@ -197,9 +199,14 @@ def rank_a_block(captions: int, width: int = 256) -> tuple[float, float]:
         vectors[start : start + 4096] = part / np.linalg.norm(part, axis=1, keepdims=True)
     pool = CaptionPool([[str(5 * image + number) for number in range(5)] for image in range(captions // 5)])
     compare = hard_negatives.compare_on_grid(vectors[:COCO_IMAGES], vectors[COCO_IMAGES:][: len(pool.captions)])
-    block = slice(0, hard_negatives.IMAGES)
     count = hard_negatives.LARGEST // COCO_IMAGES
-    return cpu_seconds(lambda: hard_negatives.best_captions(compare, pool, block, count)), peak_megabytes()
+
+    def rank() -> None:
+        for start in range(0, images, hard_negatives.IMAGES):
+            block = slice(start, min(start + hard_negatives.IMAGES, images))
+            hard_negatives.best_captions(compare, pool, block, count)
+
+    return cpu_seconds(rank), peak_megabytes()
 
 
 def grouped_points(clusters: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -237,6 +244,19 @@ def cluster(clusters: int, width: int = 1024) -> tuple[float, float, float]:
     return some, cpu_seconds(near_pass), peak_megabytes()
 
 
+def cluster_all(clusters: int = 20_000, width: int = 1024) -> tuple[list[tuple[float, float, int]], float]:
+    """CPU seconds, mean cosine and passes of the first clustering and of a later one; peak memory in MB."""
+    torch.set_num_threads(1)
+    points, _ = grouped_points(clusters, width)
+    centres, told = None, []
+    for iterations in (20, 5):  # as `Prototypes.cluster`
+        began = time.process_time()
+        found = prototypes.spherical_kmeans(points, clusters, centres, iterations)
+        told.append((time.process_time() - began, found.similarity, found.iterations))
+        centres = found.centres
+    return told, peak_megabytes()
+
+
 def exponent(sizes: Sequence[int], seconds: Sequence[float]) -> float:
     """The slope of a line through log time over log size."""
     return float(np.polyfit(np.log(sizes), np.log(seconds), 1)[0])
@@ -253,7 +273,7 @@ def coco_negatives(apart: ProcessPoolExecutor) -> None:
     captions = [COCO_CAPTIONS // share for share in (8, 4, 2, 1)]
     ranked = []
     for size in captions:
-        seconds, peak = apart.submit(rank_a_block, size).result()
+        seconds, peak = apart.submit(rank_blocks, size, hard_negatives.IMAGES).result()
         ranked.append(seconds)
         print(f"  {size:7,} captions: {seconds:6.2f} s CPU, peak {peak:5.0f} MB", flush=True)
     minutes = ranked[-1] * COCO_IMAGES / hard_negatives.IMAGES / 60
@@ -291,11 +311,28 @@ def coco_clusters(apart: ProcessPoolExecutor) -> None:
     print(f"passes over all centres {over_all:.4f}, over 8 near ones {over_near:.4f}")
 
 
-def coco() -> None:
+def coco_whole(apart: ProcessPoolExecutor) -> None:
+    seconds, peak = apart.submit(rank_blocks, COCO_CAPTIONS, COCO_IMAGES).result()
+    print(f"hard negatives of {COCO_IMAGES:,} images among {COCO_CAPTIONS:,} captions, width 256: ", end="")
+    print(f"{seconds / 60:.1f} minutes of CPU, peak {peak:.0f} MB", flush=True)
+    told, peak = apart.submit(cluster_all).result()
+    for which, (seconds, similarity, passes) in zip(("first", "later"), told, strict=True):
+        print(
+            f"{which} clustering of {COCO_PAIRS:,} points × 1024, K = 20,000: {seconds / 60:.1f} minutes of CPU, ",
+            end="",
+        )
+        print(f"{passes} passes between the first and the last, mean cosine {similarity:.4f}")
+    print(f"  peak {peak:.0f} MB", flush=True)
+
+
+def coco(whole: bool) -> None:
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(1, spawn, max_tasks_per_child=1) as apart:
-        coco_negatives(apart)
-        coco_clusters(apart)
+        if whole:
+            coco_whole(apart)
+        else:
+            coco_negatives(apart)
+            coco_clusters(apart)
 
 
 def main() -> None:
@@ -304,10 +341,11 @@ def main() -> None:
     parser.add_argument("--skip-steps", action="store_true")
     parser.add_argument("--skip-memory", action="store_true")
     parser.add_argument("--coco", action="store_true")
+    parser.add_argument("--whole", action="store_true", help="with --coco: measure all of it, nothing extrapolated")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     if chosen.coco:
-        coco()
+        coco(chosen.whole)
         return
     if not chosen.skip_memory:
         memory()  # first, since the peak includes everything before it

@@ -205,8 +205,8 @@ def test_studies_share_the_coder_run(table2: Result, studying: Studying) -> None
 def test_methods_with_searched_rates_and_their_speed(studying: Studying, place: Path) -> None:
     """Rates are searched by R@sum, and speeds are measured for all arms, SCAN's too."""
     result = studying("coder-speed", search=True)
-    assert [row.arm.key for row in result.rows] == ["vse", "gpo", "scan", "coder"]
-    assert set(result.searches) == {"vse", "gpo", "scan", "coder"}
+    assert [row.arm.key for row in result.rows] == ["vse", "gpo", "scan", "ranking", "coder"]
+    assert set(result.searches) == {"vse", "gpo", "scan", "ranking", "coder"}
     assert {search.figure for search in result.searches.values()} == {"R@sum"}
     for key, search in result.searches.items():
         assert result.row(key).seeds[0].run.recipe.training.learning_rate == search.best

@@ -20,11 +20,13 @@ import numpy as np
 import torch
 
 from support.tiny import make_captioner, make_data, make_retriever
+from tellapart.data import neighbours
 from tellapart.data.batches import BatchSource
 from tellapart.data.prepare import Prepared
 from tellapart.decoding.settings import DecodingSettings
-from tellapart.evaluation import hard_negatives, retrieval, run_captions, self_retrieval
+from tellapart.evaluation import hard_negatives, retrieval, retrieval_entropy, run_captions, self_retrieval
 from tellapart.files import Pieces, write_json
+from tellapart.models import write_model
 from tellapart.objectives import reference_scores
 from tellapart.objectives.base import Processes
 from tellapart.recipe import Recipe
@@ -67,6 +69,25 @@ def rank_images(folder: Path) -> None:
     np.savez(folder / "result.npz", **{key: np.asarray(value) for key, value in vars(found).items()})
 
 
+def find_neighbours(folder: Path) -> None:
+    neighbours.CHUNK, neighbours.KEPT_FROM = 2, 1
+    _, store = make_data()
+    store.folder = folder
+    np.save(folder / "result.npy", neighbours.nearest_in_store(store, range(12), 3))
+
+
+def measure_entropy(folder: Path) -> None:
+    retrieval_entropy.BLOCK = 2
+    retriever, model = make_retriever(seed=1, name="coder"), folder / "model"
+    if not (model / "model.json").exists():  # it is written last
+        model.mkdir(exist_ok=True)
+        write_model(retriever, model)
+    judge = retrieval_entropy.EntropyJudge(
+        model, "tiny", retriever, Prepared(*make_data(), folder), "train", tables=folder
+    )
+    np.save(folder / "result.npy", judge.kept_entropies(judge.gallery.captions))
+
+
 def write_captions(folder: Path) -> None:
     run_captions.BLOCK = 1
     dataset, store = make_data()
@@ -78,7 +99,15 @@ def write_captions(folder: Path) -> None:
 
 
 WORK: dict[str, Callable[[Path], None]] = {
-    one.__name__.replace("_", "-"): one for one in (score_true_pairs, find_hard_negatives, rank_images, write_captions)
+    one.__name__.replace("_", "-"): one
+    for one in (
+        score_true_pairs,
+        find_hard_negatives,
+        rank_images,
+        find_neighbours,
+        measure_entropy,
+        write_captions,
+    )
 }
 
 

@@ -107,6 +107,7 @@ _SCAN = {
     "training.epochs": "about as many pairs, with one caption of an image at a time",
     "training.captions_per_image": "comparing words with regions takes more memory",
 }
+_RANKING = {"training": "the specificity paper's retriever keeps the training of its own recipe"}
 _EQUAL_TIME = "about equal time: a step of the transformer takes more than twice as long"
 
 _METHODS = tuple(
@@ -116,6 +117,7 @@ _METHODS = tuple(
         ("gpo", "GPO", "vse", {}),
         ("two-branches-triplet", "CVSE-like", "vse", {}),
         ("scan", "SCAN", "vse", _SCAN),
+        ("ranking", "ranking retriever (BiLSTM)", "vse", _RANKING),
         ("coder", "CODER", "gpo", {}),
     )
 )
