@@ -1,4 +1,4 @@
-"""Draw the tables of docs/results/coco.md again from the scores in docs/results/scores/.
+"""Draw the tables of docs/results/coco.md and retrieval.md again from the scores in docs/results/scores/.
 
     python docs/draw_tables.py                                # all tables
     python docs/draw_tables.py --keep RUN/scores.json NAME    # first keep a file: also differences.json, retrieval.json
@@ -15,6 +15,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 from draw_results import rounded, table
@@ -23,7 +24,7 @@ from tellapart.files import write_text
 
 RESULTS = Path(__file__).parent / "results"
 SCORES = RESULTS / "scores"
-PAGE = RESULTS / "coco.md"
+PAGES = (RESULTS / "coco.md", RESULTS / "retrieval.md")
 PATHS = ("made_from", "captions", "against", "model", "judge", "listener", "shown")
 TOLD = ("find their picture", "points more than plain", "CIDEr, of plain")
 Kept = dict[str, Any]
@@ -38,7 +39,8 @@ def main() -> None:
     if asked.keep:
         kept = {key: value for key, value in json.loads(asked.keep.read_text("utf-8")).items() if key not in PATHS}
         write_text(SCORES / f"{asked.name}.json", json.dumps(rounded(kept), ensure_ascii=False, indent=1) + "\n")
-    write_text(PAGE, draw(PAGE.read_text(encoding="utf-8")))
+    for page in PAGES:
+        write_text(page, draw(page.read_text(encoding="utf-8")))
 
 
 def draw(page: str) -> str:
@@ -146,13 +148,36 @@ def retrieval() -> Cells:
     ]:
         kept = _read(name)
         for among, figures in (("four folds of 1,000", kept["folds"]), (f"all {kept['images']:,}", kept["figures"])):
-            sides = [
-                ", ".join(f"{100 * figures[f'{side}_R@{k}']:.1f}" for k in (1, 5, 10))
-                for side in ("image_to_text", "text_to_image")
-            ]
-            found.append([label, time, among, *sides, f"{100 * figures['R@sum']:.1f}"])
+            found.append([label, time, among, *_recalls(figures)])
             label = time = ""
     return found
+
+
+def small_retrieval() -> Cells:
+    """DCL on Flickr8k, seed by seed, and the three together."""
+    found = [["features", "seed", "image→text R@1, 5, 10", "text→image R@1, 5, 10", "R@sum"]]
+    for label, name in (("EfficientNet-Lite0", "lite0"), ("EfficientNet-Lite2 at 288", "lite2")):
+        seeds = [_read(f"retrieval-flickr8k-{name}-{seed}")["figures"] for seed in range(3)]
+        rows = [[label if seed == 0 else "", str(seed), *_recalls(one)] for seed, one in enumerate(seeds)]
+        sums = [100 * one["R@sum"] for one in seeds]
+        mean_of_all = {figure: mean(one[figure] for one in seeds) for figure in seeds[0]}
+        sides = _recalls(mean_of_all)[:2]
+        together = _recalls(_read(f"retrieval-flickr8k-{name}-ensemble")["figures"])
+        found += [
+            *rows,
+            ["", "mean", *sides, f"**{mean(sums):.1f} ± {stdev(sums):.1f}**"],
+            ["", "ensemble of the three", *together],
+        ]
+    return found
+
+
+def _recalls(figures: Kept) -> list[str]:
+    """Both directions and R@sum, in percent."""
+    sides = [
+        ", ".join(f"{100 * figures[f'{side}_R@{k}']:.1f}" for k in (1, 5, 10))
+        for side in ("image_to_text", "text_to_image")
+    ]
+    return [*sides, f"{100 * figures['R@sum']:.1f}"]
 
 
 TABLES: dict[str, Callable[[], Cells]] = {
@@ -162,6 +187,7 @@ TABLES: dict[str, Callable[[], Cells]] = {
     "specificity": specificity,
     "tell-apart": tell_apart,
     "retrieval": retrieval,
+    "small-retrieval": small_retrieval,
 }
 
 
