@@ -405,7 +405,7 @@ TABLES = {
     ),
     "coder": (
         ("[scenes, one seed](results/retrieval.md#retrieval-on-scenes-table-2)",
-         "[Flickr8k, two](results/coder-flickr8k.md)", "[COCO, one](results/coder-coco.md)"),
+         "[Flickr8k, three](results/coder-flickr8k.md)", "[COCO, one](results/coder-coco.md)"),
         CODER,
     ),
     "unkt": (
