@@ -23,6 +23,7 @@ from tellapart.studies.columns import Column
 from tellapart.studies.measure import measure_of
 
 PANELS = 4  # of a plot, side by side
+WIDEST = 12  # columns of quoted figures
 MANY = 100  # seeds
 FOLDER = Path(__file__).parent / "results"
 Kept = dict[str, Any]
@@ -111,9 +112,12 @@ def page(kept: Kept, name: str) -> str:
     quoted |= {label: dict(figures) for label, figures in study.more_quoted.items()}
     named = [one for one in study.columns if any(one.figure in figures for figures in quoted.values())]
     if named:
-        cells = [[one.heading, *(shown(of.get(one.figure), one.kind) for of in quoted.values())] for one in named]
+        cells = [["", *quoted]]
+        cells += [[one.heading, *(shown(of.get(one.figure), one.kind) for of in quoted.values())] for one in named]
+        if len(quoted) > WIDEST:  # a row for each method
+            cells = [list(column) for column in zip(*cells, strict=True)]
         about = "other data, features and sizes: compare the direction of effects, not the values"
-        lines += ["", f"Quoted, not measured here: {study.source}; {about}.", "", *table(["", *quoted], cells)]
+        lines += ["", f"Quoted, not measured here: {study.source}; {about}.", "", *table(cells[0], cells[1:])]
     if study.remark:
         lines += ["", study.remark]
     return "\n".join(lines) + "\n"

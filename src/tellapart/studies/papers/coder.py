@@ -217,11 +217,11 @@ STUDIES = (
         "CODER against other methods",
         (*_METHODS, _MINILM),
         "Table 1 (Faster-RCNN regions or CNN features; DSRAN, GPO, DIME and CODER read BERT)",
-        "All methods use the same image features and the same words here. The learning rate of each is searched. "
-        "CVSE-like has CVSE's two branches without its fused loss and concept labels. On COCO the recalls are "
-        "means over folds of 1,000 test images, as the quoted ones, and those among all of them follow (5K). ⚠ Do not "
-        "compare the row with MiniLM with the others: its transformer was trained on captions of Flickr30K (so "
-        "probably of Flickr8k) and of COCO.",
+        "All methods use the same image features and the same words here. The learning rate of each is searched, "
+        "unless --no-search is given. CVSE-like has CVSE's two branches without its fused loss and concept labels. On "
+        "COCO the recalls are means over folds of 1,000 test images, as the quoted ones, and those among all of them "
+        "follow (5K). ⚠ Do not compare the row with MiniLM with the others: its transformer was trained on captions of "
+        "Flickr30K (so probably of Flickr8k) and of COCO.",
         more_quoted=_QUOTED1,
         columns=(*RECALLS, RECALL_SUM, *RECALLS_5K, *SPREAD),
         measure="tellapart.studies.measure_folds:FoldedRetrievalMeasure",
