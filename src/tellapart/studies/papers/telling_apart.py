@@ -134,8 +134,9 @@ STUDIES = (
         columns=(*SAYING, *CAPTION_SCORES),
         split="test",
         source="no paper; our own",
-        remark="The methods of the papers with one start, one rate and as many updates each. Specificity training stops"
-        " after its last update here, as all rows do, and not where a retriever finds its captions best.",
+        remark="The methods of the papers with one start, as many updates each, and one rate unless rates are searched."
+        " Specificity training stops after its last update here, as all rows do, and not where a retriever finds its"
+        " captions best.",
         choice=Choice(
             "val", ("true_listener_R@1", "under_listener_R@1", "under_judge_R@1"), {"truth": 0.99, "CIDEr": 0.97}
         ),
