@@ -23,7 +23,7 @@ from tellapart.studies.columns import Column
 from tellapart.studies.measure import measure_of
 
 PANELS = 4  # of a plot, side by side
-WIDEST = 12  # columns of quoted figures
+WIDEST = 10  # columns of a table that has an arm in each
 MANY = 100  # seeds
 FOLDER = Path(__file__).parent / "results"
 Kept = dict[str, Any]
@@ -69,7 +69,7 @@ def page(kept: Kept, name: str) -> str:
         f"{kept['data']}, split {kept['split']}, {_images(kept['images'])}, "
         + (f"mean ± standard deviation over {seeds} seeds." if seeds > 1 else "one seed."),
         "",
-        *table(
+        *_fitting(
             ["", *(_short(kept, row["label"]) for row in rows)],
             [
                 [column.heading, *(_cell(row, column) for row in rows)]
@@ -82,7 +82,9 @@ def page(kept: Kept, name: str) -> str:
         + ("seeds and images" if seeds > 1 else "images only (one seed)")
         + "; * is significant after Holm's correction for all comparisons of the study. Shares are in points.",
         "",
-        *table(["", *(_name(kept, key) for key in _compared(kept))], [_difference_row(kept, one) for one in columns]),
+        *_fitting(
+            ["", *(_name(kept, key) for key in _compared(kept))], [_difference_row(kept, one) for one in columns]
+        ),
         "",
         f"![Differences from the control with their intervals]({name}.svg)",
     ]
@@ -104,7 +106,7 @@ def page(kept: Kept, name: str) -> str:
     others = [one for one in others if any(one.figure in seed for row in rows for seed in row["figures"])]
     if others:
         lines += ["", "Further figures:", ""]
-        lines += table(
+        lines += _fitting(
             ["", *(_short(kept, row["label"]) for row in rows)],
             [[one.heading, *(_cell(row, one) for row in rows)] for one in others],
         )
@@ -112,15 +114,19 @@ def page(kept: Kept, name: str) -> str:
     quoted |= {label: dict(figures) for label, figures in study.more_quoted.items()}
     named = [one for one in study.columns if any(one.figure in figures for figures in quoted.values())]
     if named:
-        cells = [["", *quoted]]
-        cells += [[one.heading, *(shown(of.get(one.figure), one.kind) for of in quoted.values())] for one in named]
-        if len(quoted) > WIDEST:  # a row for each method
-            cells = [list(column) for column in zip(*cells, strict=True)]
+        cells = [[one.heading, *(shown(of.get(one.figure), one.kind) for of in quoted.values())] for one in named]
         about = "other data, features and sizes: compare the direction of effects, not the values"
-        lines += ["", f"Quoted, not measured here: {study.source}; {about}.", "", *table(cells[0], cells[1:])]
+        lines += ["", f"Quoted, not measured here: {study.source}; {about}.", "", *_fitting(["", *quoted], cells)]
     if study.remark:
         lines += ["", study.remark]
     return "\n".join(lines) + "\n"
+
+
+def _fitting(headings: list[str], rows: list[list[str]]) -> list[str]:
+    """A table with an arm in each column, or in each row if there are too many to read."""
+    if len(headings) > WIDEST:
+        headings, *rows = (list(column) for column in zip(headings, *rows, strict=True))
+    return table(headings, rows)
 
 
 def plot(kept: Kept) -> str:
