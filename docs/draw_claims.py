@@ -150,7 +150,7 @@ def cell(claim: Claim, one: Cell) -> str:
 def _cell_of_means(claim: Claim, one: Means) -> str:
     before, after = one.values(one.control), one.values(one.row)
     higher = mean(after) > mean(before)
-    told = "in this direction, not tested" if higher == claim.higher else "**not confirmed**"
+    told = f"{'in this direction' if higher == claim.higher else 'the other way'}, not tested"
     scale, digits = _scale(one.figure)
     shown = [_mean(mean(values), values, scale, digits) for values in (before, after)]
     return _written([told, f"{one.note}{shown[0]} → {shown[1]}"])
@@ -311,7 +311,7 @@ def _coder(arm: str) -> tuple[Cell, ...]:
 
 CODER = [
     Claim(
-        "CODER is better than the best method before it (GPO), whole methods with their own rates",
+        "CODER is better than GPO, whole methods with the rates of their recipes",
         "502.3 → 520.9",
         ("", Measured("coder-methods-flickr8k", "R@sum", "coder", note="one seed: "), ""),
     ),
